@@ -1,0 +1,3 @@
+"""Training engine and workflow for LeRobot policies."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""The one backend: devices, precision, parallelism and the runtime that training, evaluation and verify share."""

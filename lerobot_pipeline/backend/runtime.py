@@ -1,0 +1,289 @@
+"""The runtime: decided once (device, precision, layout), then the same few calls for every layout on every device."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lerobot_pipeline.backend.devices import name_device, resolve_device
+from lerobot_pipeline.backend.launch import guard_environment, world_size
+from lerobot_pipeline.backend.parallelism import ParallelismConfig, Topology
+from lerobot_pipeline.backend.precision import (
+    GradScalerConfig,
+    MixedPrecision,
+    Precision,
+    require_supported,
+    set_tf32,
+)
+from lerobot_pipeline.errors import ConfigError, RunFailure, UsageError
+
+
+@dataclass(kw_only=True)
+class GradientAccumulationConfig:
+    """How many micro-batches make one optimizer update."""
+
+    steps: int = 1
+    """Micro-batches whose gradients are averaged before an update."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError("accelerator.gradient_accumulation.steps", f"must be >= 1, got {self.steps}")
+
+
+@dataclass(kw_only=True)
+class DDPConfig:
+    """Options of torch's DistributedDataParallel."""
+
+    find_unused_parameters: bool = True
+    """Allow parameters that take no part in a step; costs a walk over the graph."""
+
+    gradient_as_bucket_view: bool = False
+    """Let gradients be views of the reduction buckets, which saves one copy of them."""
+
+    static_graph: bool = False
+    """Promise that every step uses the same parameters."""
+
+
+@dataclass(kw_only=True)
+class AcceleratorConfig:
+    """Precision, accumulation and data-parallel options."""
+
+    mixed_precision: MixedPrecision = "no"
+    """What matmuls and convolutions compute in: no (float32), bf16 or fp16."""
+
+    grad_scaler: GradScalerConfig = field(default_factory=GradScalerConfig)
+    """Loss scaling; fp16 only."""
+
+    gradient_accumulation: GradientAccumulationConfig = field(default_factory=GradientAccumulationConfig)
+    """Micro-batches per update."""
+
+    ddp: DDPConfig = field(default_factory=DDPConfig)
+    """Options of plain data parallelism."""
+
+
+class RuntimeConfig(Protocol):
+    """What a config must offer to build a runtime from it."""
+
+    accelerator: AcceleratorConfig
+    parallelism: ParallelismConfig
+    tf32: bool | None
+
+    @property
+    def requested_device(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one micro-batch led to. `grad_norm` (0-d tensor, before clipping) is there on updates and on skips."""
+
+    grad_norm: Tensor | None = None
+    did_update: bool = False
+    was_skipped: bool = False
+
+
+class Runtime:
+    """Device, precision and layout of a run, and what depends on them. Every method is called by every rank."""
+
+    def __init__(self, accelerator: Accelerator, topology: Topology, precision: Precision, config: AcceleratorConfig):
+        self.accelerator = accelerator
+        self.topology = topology
+        self.precision = precision
+        self.accumulation_steps = config.gradient_accumulation.steps
+        self.scaler = precision.make_grad_scaler()
+        self.tf32: dict[str, Any] = {}
+        self.allowed_environment: dict[str, str] = {}
+        self.num_skips = 0
+        self._consecutive_skips = 0
+        self._micro_step = 0
+
+    @classmethod
+    def from_config(cls, config: RuntimeConfig) -> Runtime:
+        """Decide everything, or raise `UsageError`, before a process group or a model exists."""
+        allowed_environment = guard_environment()
+        device = resolve_device(config.requested_device)
+        require_supported(config.accelerator.mixed_precision, device)
+        topology = _resolve_topology(config.parallelism)
+        ddp = config.accelerator.ddp
+        accelerator = Accelerator(
+            cpu=device.type == "cpu",
+            # Autocast and the scaler are ours (`Precision`), so that they exist on every device alike.
+            mixed_precision="no",
+            step_scheduler_with_optimizer=False,
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(
+                    find_unused_parameters=ddp.find_unused_parameters,
+                    gradient_as_bucket_view=ddp.gradient_as_bucket_view,
+                    static_graph=ddp.static_graph,
+                )
+            ],
+        )
+        actual = accelerator.device if topology.world_size > 1 else device
+        precision = Precision(config.accelerator.mixed_precision, actual, config.accelerator.grad_scaler)
+        runtime = cls(accelerator, topology, precision, config.accelerator)
+        runtime.allowed_environment = allowed_environment
+        runtime.tf32 = set_tf32(config.tf32)
+        runtime._assert_layout()
+        return runtime
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self.precision.device
+
+    @property
+    def rank(self) -> int:
+        """This process's number in the world."""
+        return int(self.accelerator.process_index)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank is the one that writes."""
+        return bool(self.accelerator.is_main_process)
+
+    @property
+    def is_update_boundary(self) -> bool:
+        """Whether every gradient has been spent: the only moments at which a run may be saved."""
+        return self._micro_step % self.accumulation_steps == 0
+
+    def prepare(
+        self, policy: nn.Module, make_optimizer: Callable[[nn.Module], Optimizer]
+    ) -> tuple[nn.Module, Optimizer]:
+        """Place and lay out a policy, then build its optimizer over the parameters that result."""
+        policy = policy.to(self.device)
+        if self.topology.world_size > 1:
+            policy = self.accelerator.prepare_model(policy)
+        return policy, make_optimizer(self.unwrap(policy))
+
+    def unwrap(self, policy: nn.Module) -> nn.Module:
+        """Return the policy as it was before `prepare`."""
+        module: nn.Module = self.accelerator.unwrap_model(policy)
+        return module
+
+    def autocast(self) -> torch.autocast:
+        """Return the context for forward passes outside training, such as evaluation."""
+        return self.precision.autocast()
+
+    @contextmanager
+    def accumulate(self, policy: nn.Module) -> Iterator[None]:
+        """Run one micro-batch: forward under autocast, and no gradient exchange before the last of an update."""
+        is_last = (self._micro_step + 1) % self.accumulation_steps == 0
+        with nullcontext() if is_last else self.accelerator.no_sync(policy), self.autocast():
+            yield
+
+    def backward(self, loss: Tensor) -> None:
+        """Add this micro-batch's share to the gradients."""
+        # Outside autocast, as torch asks: the backward pass runs in the dtypes that the forward chose.
+        with torch.autocast(self.device.type, enabled=False):
+            loss = loss / self.accumulation_steps
+            (self.scaler.scale(loss) if self.scaler else loss).backward()
+
+    def finish_step(
+        self, policy: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float
+    ) -> StepResult:
+        """Close a micro-batch: on an update's last one unscale once, clip, step or skip; then advance the schedule.
+
+        Args:
+            max_grad_norm: clip to this global norm; 0 or less only measures it.
+        """
+        self._micro_step += 1
+        result = self._update(policy, optimizer, max_grad_norm) if self.is_update_boundary else StepResult()
+        if scheduler is not None:
+            with warnings.catch_warnings():
+                # The schedule counts training steps; under accumulation or a skip it moves before the optimizer.
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
+                scheduler.step()
+        return result
+
+    def reduce(self, values: Tensor, how: Literal["mean", "sum", "max"]) -> Tensor:
+        """Reduce a tensor over all ranks; every rank gets the result. Collective."""
+        if self.topology.world_size == 1:
+            return values
+        reduced = values.clone()
+        operation = torch.distributed.ReduceOp.MAX if how == "max" else torch.distributed.ReduceOp.SUM
+        torch.distributed.all_reduce(reduced, op=operation)
+        return reduced / self.topology.world_size if how == "mean" else reduced
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, in the order of ranks. Collective."""
+        return list(gather_object([value]))
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the main rank's value on every rank. Collective."""
+        return broadcast_object_list([value])[0]
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        self.accelerator.wait_for_everyone()
+
+    def close(self) -> None:
+        """Leave the process group, if there is one."""
+        self.accelerator.end_training()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what was decided, for the banner and for manifests."""
+        return {
+            "topology": self.topology.as_dict(),
+            "layout": self.topology.name,
+            "device": self.device.type,
+            "device_name": name_device(self.device),
+            "mixed_precision": self.precision.mixed_precision,
+            "tf32": self.tf32,
+            "allowed_environment": self.allowed_environment,
+        }
+
+    def _update(self, policy: nn.Module, optimizer: Optimizer, max_grad_norm: float) -> StepResult:
+        if self.scaler:
+            self.scaler.unscale_(optimizer)
+        # The norm is computed, not waited for: it stays on the device until metrics are logged.
+        limit = max_grad_norm if max_grad_norm > 0 else float("inf")
+        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), limit)
+        was_skipped = False
+        if self.scaler:
+            scale_before = self.scaler.get_scale()
+            self.scaler.step(optimizer)
+            self.scaler.update()
+            was_skipped = self.scaler.get_scale() < scale_before
+            self._count_skip(was_skipped)
+        else:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return StepResult(grad_norm, did_update=not was_skipped, was_skipped=was_skipped)
+
+    def _count_skip(self, was_skipped: bool) -> None:
+        self.num_skips += was_skipped
+        self._consecutive_skips = self._consecutive_skips + 1 if was_skipped else 0
+        if self._consecutive_skips >= self.precision.scaler.max_consecutive_skips:
+            raise RunFailure(
+                f"{self._consecutive_skips} updates in a row overflowed in fp16; the loss is not finite at any scale "
+                "(lower --optimizer.lr, or train in bf16)"
+            )
+
+    def _assert_layout(self) -> None:
+        """Check that the launcher and accelerate gave what was resolved; a mismatch would train apart in silence."""
+        assert self.accelerator.num_processes == self.topology.world_size
+        assert sorted(self.gather(self.rank)) == list(range(self.topology.world_size))
+        assert self.accelerator.device.type == self.device.type
+
+
+def _resolve_topology(parallelism: ParallelismConfig) -> Topology:
+    try:
+        topology = parallelism.resolve(world_size())
+    except UsageError as error:
+        if world_size() == 1 and "ACCELERATE_MIXED_PRECISION" in os.environ:
+            hint = "`accelerate launch` on a CPU starts one process unless --multi_gpu or --num_machines is given"
+            raise UsageError(error.key, f"{error.reason} ({hint})") from error
+        raise
+    if topology.is_sharded:
+        raise UsageError("parallelism.dp_shard", "sharded training is not part of this version; leave it at 1")
+    return topology

@@ -1,0 +1,67 @@
+"""The manifest of a checkpoint: name, size and SHA-256 of each of its files, written last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lerobot_pipeline import files
+from lerobot_pipeline.checkpoint.layout import MANIFEST
+
+_FORMAT = 1
+
+
+def write_manifest(root: Path) -> None:
+    """Describe every file below `root` as it stands."""
+    files.write_text(root / MANIFEST, _render(_describe(root)))
+
+
+def find_damage(root: Path) -> list[str]:
+    """Return what differs from the manifest, one line a file that names it; empty where nothing does.
+
+    Reads every byte. A missing or altered manifest is damage too.
+    """
+    path = root / MANIFEST
+    try:
+        text = path.read_text(encoding="utf-8")
+        manifest = json.loads(text)
+        listed = {entry["path"]: entry for entry in manifest["files"]}
+    except FileNotFoundError:
+        return [f"{MANIFEST} is missing"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        return [f"{MANIFEST} cannot be read: {error}"]
+    if text != _render(manifest) or manifest.get("digest") != files.digest_value(manifest["files"]):
+        return [f"{MANIFEST} was altered"]
+    return [fault for name, entry in sorted(listed.items()) if (fault := _fault_of(root / name, name, entry))]
+
+
+def listed_digest(root: Path, name: str) -> str | None:
+    """Return the SHA-256 that the manifest holds for a file, or None where there is no manifest or no such file."""
+    try:
+        entries = files.read_json(root / MANIFEST)["files"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return next((str(entry["sha256"]) for entry in entries if entry["path"] == name), None)
+
+
+def _describe(root: Path) -> dict[str, Any]:
+    entries = [
+        {"path": path.relative_to(root).as_posix(), "size": path.stat().st_size, "sha256": files.digest_file(path)}
+        for path in files.list_files(root)
+        if path != root / MANIFEST
+    ]
+    return {"format": _FORMAT, "files": entries, "digest": files.digest_value(entries)}
+
+
+def _render(manifest: dict[str, Any]) -> str:
+    return json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+
+
+def _fault_of(path: Path, name: str, entry: dict[str, Any]) -> str | None:
+    if not path.is_file():
+        return f"{name} is missing"
+    size = path.stat().st_size
+    if size != entry["size"]:
+        return f"{name} has {size} bytes, not {entry['size']}"
+    return None if files.digest_file(path) == entry["sha256"] else f"{name} was altered"

@@ -1,0 +1,164 @@
+"""What a checkpoint restores besides weights: optimizer, schedule, scaler, random state, and where the run stood."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lerobot.optim import load_optimizer_state, load_scheduler_state, save_optimizer_state, save_scheduler_state
+from lerobot.utils.constants import OPTIMIZER_STATE
+from lerobot.utils.random_utils import deserialize_rng_state, serialize_rng_state
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lerobot_pipeline import files
+from lerobot_pipeline.checkpoint import layout
+from lerobot_pipeline.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stood when it was saved."""
+
+    step: int
+    """Loop steps done."""
+
+    cursor: int
+    """Samples of the stream consumed, over all ranks."""
+
+    dp_world_size: int
+    batch_size: int
+    accumulation_steps: int
+
+    @property
+    def effective_batch_size(self) -> int:
+        """Samples per optimizer update."""
+        return self.batch_size * self.dp_world_size * self.accumulation_steps
+
+
+def capture_random_state() -> dict[str, Tensor]:
+    """Return this process's random state (python, numpy, torch, device) as flat tensors under LeRobot's names."""
+    state: dict[str, Tensor] = serialize_rng_state()
+    # LeRobot rounds numpy's spare Gaussian to float32; kept whole, the next draw is the same bit for bit.
+    state["np_rng_cached_gaussian"] = torch.tensor([np.random.get_state(legacy=False)["gauss"]], dtype=torch.float64)
+    return state
+
+
+def restore_random_state(state: dict[str, Tensor]) -> None:
+    """Set this process's random state to what `capture_random_state` returned."""
+    deserialize_rng_state(state)
+
+
+def save_state(
+    directory: Path,
+    progress: Progress,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
+    scaler: torch.amp.GradScaler | None,
+    random_states: list[dict[str, Tensor]],
+    described: dict[str, Any],
+) -> None:
+    """Write `training_state/`.
+
+    Args:
+        random_states: one per rank, in the order of ranks.
+        described: what else belongs in `training_step.json` (topology, precision).
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    save_optimizer_state(optimizer, directory)
+    if scheduler is not None:
+        save_scheduler_state(scheduler, directory)
+    if scaler is not None:
+        files.write_json(directory / layout.SCALER_STATE, _scaler_state(scaler))
+    for rank, state in enumerate(random_states):
+        save_file(state, directory / layout.rng_state_name(rank))
+    files.write_json(
+        directory / layout.TRAINING_STEP,
+        {
+            "step": progress.step,
+            "cursor": progress.cursor,
+            "dp_world_size": progress.dp_world_size,
+            # The same number under the name that LeRobot 0.6.1 reads.
+            "num_processes": progress.dp_world_size,
+            "batch_size": progress.batch_size,
+            "grad_accum": progress.accumulation_steps,
+            **described,
+            "manifest": layout.MANIFEST,
+        },
+    )
+
+
+def load_progress(directory: Path) -> Progress:
+    """Read where a run stood; LeRobot's files, which lack the cursor, are understood too.
+
+    Raises:
+        UsageError: the file is missing or says nothing usable.
+    """
+    path = directory / layout.TRAINING_STEP
+    try:
+        stored = files.read_json(path)
+        step = int(stored["step"])
+        world_size = int(stored.get("dp_world_size") or stored.get("num_processes") or 1)
+        batch_size = int(stored.get("batch_size") or 0)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError("config_path", f"{path} cannot be read ({error}); name another checkpoint") from error
+    cursor = int(stored.get("cursor", step * world_size * batch_size))
+    return Progress(step, cursor, world_size, batch_size, int(stored.get("grad_accum") or 1))
+
+
+def load_state(
+    directory: Path, optimizer: Optimizer, scheduler: LRScheduler | None, scaler: torch.amp.GradScaler | None
+) -> list[str]:
+    """Restore optimizer, schedule and scaler, and return what had to be left out, as sentences.
+
+    Raises:
+        UsageError: the optimizer's state is of a kind that cannot be restored.
+    """
+    _refuse_gathered_optimizer(directory)
+    load_optimizer_state(optimizer, directory)
+    left_out = []
+    if scheduler is not None:
+        if (directory / layout.SCHEDULER_STATE).is_file():
+            load_scheduler_state(scheduler, directory)
+        else:
+            raise UsageError("config_path", f"{directory / layout.SCHEDULER_STATE} is missing; name another checkpoint")
+    if scaler is not None:
+        path = directory / layout.SCALER_STATE
+        if path.is_file():
+            scaler.load_state_dict(files.read_json(path))
+        else:
+            left_out.append(f"{path.name} is missing: the loss scale starts anew at {scaler.get_scale()}")
+    return left_out
+
+
+def load_random_state(directory: Path, rank: int) -> dict[str, Tensor] | None:
+    """Return a rank's random state, or None where this checkpoint holds none for it."""
+    path = directory / layout.rng_state_name(rank)
+    return load_file(path) if path.is_file() else None
+
+
+def _scaler_state(scaler: torch.amp.GradScaler) -> dict[str, float | int]:
+    state = scaler.state_dict()
+    integers = ("growth_interval", "_growth_tracker")
+    return {name: int(value) if name in integers else float(value) for name, value in state.items()}
+
+
+def _refuse_gathered_optimizer(directory: Path) -> None:
+    """LeRobot 0.6 gathers a sharded run's optimizer under parameter names; torch numbers parameters instead."""
+    path = directory / OPTIMIZER_STATE
+    if not path.is_file():
+        raise UsageError("config_path", f"{path} is missing; name another checkpoint")
+    with safe_open(path, framework="pt") as stored:
+        names = [key.split("/")[1] for key in stored.keys() if key.startswith("state/")]  # noqa: SIM118
+    if any(not name.isdigit() for name in names):
+        raise UsageError(
+            "config_path",
+            "this checkpoint is of a sharded run by LeRobot 0.6 or earlier, whose gathered optimizer state cannot be "
+            "resumed; start a new run from its weights with --policy.path",
+        )

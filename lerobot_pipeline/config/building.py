@@ -1,0 +1,111 @@
+"""From typed keys to the training config: checkpoints laid beneath, presets filled in, the device decided."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import draccus
+from huggingface_hub import hf_hub_download
+from lerobot.configs.policies import PreTrainedConfig
+from lerobot.optim import LRSchedulerConfig, OptimizerConfig
+
+from lerobot_pipeline import files
+from lerobot_pipeline.backend.devices import resolve_device
+from lerobot_pipeline.config.flags import schema_of
+from lerobot_pipeline.config.reader import Tree, decode, merge, typed
+from lerobot_pipeline.config.request import default_video_backend, find_policy_dir
+from lerobot_pipeline.config.train import TrainConfig
+from lerobot_pipeline.errors import ConfigError, UsageError
+
+
+def build_train_config(values: Tree, requested_device: str | None) -> TrainConfig:
+    """Build the config that a run trains with.
+
+    Explicit `optimizer.*` and `scheduler.*` keys are laid over the policy's preset, and what `policy.path` holds is
+    laid beneath explicit `policy.*` keys.
+
+    Args:
+        values: typed training keys, nested; a key that is missing takes its preset or default.
+        requested_device: the device that the user named; None detects one.
+    """
+    values = dict(values)
+    values["policy"] = _policy_keys(values.get("policy") or {}, requested_device)
+    policy = _decode_policy(values["policy"])
+    for key, preset, base in (
+        ("optimizer", policy.get_optimizer_preset(), OptimizerConfig),
+        ("scheduler", policy.get_scheduler_preset(), LRSchedulerConfig),
+    ):
+        values[key] = _over_preset(key, values, preset, base)
+    values["dataset"] = {"video_backend": default_video_backend(), **values["dataset"]}
+    values.setdefault("job_name", _job_name(values))
+    config = decode(TrainConfig, values)
+    config.requested_device = requested_device
+    _require_worker_context(config.dataloader_multiprocessing_context)
+    return config
+
+
+def _policy_keys(given: Tree, requested_device: str | None) -> Tree:
+    keys = dict(given)
+    path = keys.pop("path", None)
+    if path is not None:
+        stored, location = _stored_policy(path, keys.get("pretrained_revision"))
+        keys = merge(stored, keys) | {"pretrained_path": location}
+    # Nothing is uploaded unless it was asked for; lerobot's own default is the opposite.
+    if "push_to_hub" not in given:
+        keys["push_to_hub"] = False
+    keys["device"] = resolve_device(requested_device).type
+    return keys
+
+
+def _stored_policy(path: str, revision: str | None) -> tuple[Tree, str]:
+    """Return the policy keys of a checkpoint, and where its weights are: a directory, or the id of a Hub repository."""
+    local = find_policy_dir(path)
+    if local is not None:
+        config_file, location = local / "config.json", str(local)
+    else:
+        try:
+            config_file, location = Path(hf_hub_download(path, "config.json", revision=revision)), path
+        except Exception as error:
+            raise UsageError("policy.path", f"{path} is no local directory, and the Hub says: {error}") from error
+    stored = files.read_json(config_file)
+    for machine_or_publishing_key in ("device", "push_to_hub", "repo_id", "pretrained_path"):
+        stored.pop(machine_or_publishing_key, None)
+    return stored, location
+
+
+def _decode_policy(keys: Tree) -> PreTrainedConfig:
+    node = schema_of("train")["fields"]["policy"]
+    typed({"kind": "object", "fields": {"policy": node}}, {"policy": keys})
+    return decode(PreTrainedConfig, keys)
+
+
+def _over_preset(key: str, values: Tree, preset: Any, base: type) -> Tree | None:
+    given = values.get(key, {})
+    if given is None:
+        return None
+    wants_preset = values.get("use_policy_training_preset", True)
+    if preset is None or not wants_preset:
+        if given and "type" not in given:
+            raise ConfigError(f"{key}.type", f"is required: there is no preset for --{key}.* to change")
+        if key == "optimizer" and not given:
+            raise ConfigError("optimizer.type", "is required with --use_policy_training_preset=false")
+        return given or None
+    with draccus.config_type("json"):
+        merged = merge(draccus.encode(preset, base), given)
+    node = schema_of("train")["fields"][key]
+    return dict(typed({"kind": "object", "fields": {key: node}}, {key: merged})[key])
+
+
+def _job_name(values: Tree) -> str:
+    env = values.get("env") or {}
+    return "_".join(filter(None, (env.get("type"), values["policy"]["type"])))
+
+
+def _require_worker_context(context: str | None) -> None:
+    available = multiprocessing.get_all_start_methods()
+    if context is not None and context not in available:
+        raise ConfigError(
+            "dataloader_multiprocessing_context", f"must be one of {', '.join(available)} or null, got {context!r}"
+        )

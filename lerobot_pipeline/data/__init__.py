@@ -1,0 +1,1 @@
+"""Datasets: the order of samples, loading, collection in a simulator, and checks."""

@@ -1,0 +1,169 @@
+"""Load the policy under test, ready to act: its network, the processors around it, and what identifies it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import draccus
+import torch
+from lerobot.configs.policies import PreTrainedConfig
+from lerobot.configs.types import FeatureType
+from lerobot.envs.configs import EnvConfig
+from lerobot.envs.utils import env_to_policy_features
+from lerobot.policies.factory import get_policy_class, make_policy, make_pre_post_processors
+from safetensors import safe_open
+
+from lerobot_pipeline.config.eval import OBSERVATION_TYPES, with_observation_type
+from lerobot_pipeline.errors import ConfigError, UsageError
+from lerobot_pipeline.evaluation.policy_files import POLICY_PATH_KEY, PolicyFiles
+from lerobot_pipeline.files import read_json
+
+Observation = dict[str, Any]
+
+
+class ActingPolicy(Protocol):
+    """What an evaluation needs of a policy: lerobot's policies have it, and so have the baselines."""
+
+    def reset(self) -> None:
+        """Forget everything between two batches of episodes."""
+
+    def select_action(self, observation: Observation, /) -> torch.Tensor:
+        """Return (batch, action)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedPolicy:
+    """A policy with everything that stands between it and the simulator."""
+
+    policy: ActingPolicy
+    type: str
+    """lerobot's name of the policy, or `baseline/<name>`."""
+    weights_digest: str
+    """SHA-256 (hex) of the weights."""
+    preprocess: Callable[[Observation], Observation]
+    """From an environment's observation to what the policy reads, on the policy's device."""
+    postprocess: Callable[[torch.Tensor], torch.Tensor]
+    """From the policy's action to the environment's units."""
+    learned_from: dict[str, Any]
+    """Name, revision and digest of the dataset, as far as they are known."""
+    config: PreTrainedConfig | None = None
+    """The policy's own config; None for a baseline that is no network."""
+
+
+def load_policy_config(files: PolicyFiles, device: str) -> PreTrainedConfig:
+    """Read `config.json` for a device that was chosen and checked before.
+
+    Raises:
+        UsageError: a policy type or keys that the installed lerobot does not know.
+    """
+    values = read_json(files.directory / "config.json")
+    policy_type = values.pop("type", None)
+    known = PreTrainedConfig.get_known_choices()
+    if policy_type not in known:
+        reason = (
+            f"{files.directory / 'config.json'}: policy type {policy_type!r} is not one of {', '.join(sorted(known))}"
+        )
+        raise UsageError(POLICY_PATH_KEY, reason)
+    # lerobot swaps an absent device for another one in silence; the one given here exists.
+    values["device"] = device
+    try:
+        with draccus.config_type("json"):
+            config: PreTrainedConfig = draccus.decode(known[policy_type], values)
+    except Exception as error:
+        reason = f"{files.directory / 'config.json'} cannot be read by the installed lerobot: {error}"
+        raise UsageError(POLICY_PATH_KEY, reason) from error
+    config.pretrained_path = files.directory
+    return config
+
+
+def require_matching_features(config: PreTrainedConfig, env: EnvConfig) -> None:
+    """Check that the environment gives what the policy reads, and takes what it answers.
+
+    Image sizes are not compared: lerobot's declared size of PushT's images is not the size that arrives.
+
+    Raises:
+        ConfigError: names the feature, and the `--env` flag that would provide it where there is one.
+    """
+    offered = env_to_policy_features(env)
+    for name, feature in {**(config.input_features or {}), **(config.output_features or {})}.items():
+        found = offered.get(name)
+        key = "env.obs_type" if hasattr(env, "obs_type") else "env.type"
+        if found is None:
+            given = ", ".join(name for name in offered if name.startswith("observation"))
+            raise ConfigError(key, f"the policy needs {name}, {env.type} gives {given}{_advice(env, config)}")
+        if feature.type is not FeatureType.VISUAL and tuple(found.shape) != tuple(feature.shape):
+            mismatch = f"the policy has {name} of shape {tuple(feature.shape)}, {env.type} has {tuple(found.shape)}"
+            raise ConfigError(key, f"{mismatch}; choose the environment that the policy was trained for")
+
+
+def load_policy(files: PolicyFiles, config: PreTrainedConfig, env: EnvConfig) -> EvaluatedPolicy:
+    """Build the trained policy in evaluation mode on `config.device`."""
+    policy = make_policy(config, env_cfg=env).eval()
+    if not config.use_peft:
+        _require_every_parameter_loaded(policy, files)
+    return _with_processors(policy, files, config, config.type, files.weights_digest())
+
+
+def untrained_policy(files: PolicyFiles, config: PreTrainedConfig, seed: int) -> EvaluatedPolicy:
+    """Build the policy's architecture with fresh weights, a function of `seed`, and the trained policy's processors."""
+    # Downloaded backbone weights would be trained ones.
+    if hasattr(config, "pretrained_backbone_weights"):
+        config.pretrained_backbone_weights = None
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        policy = get_policy_class(config.type)(config).to(config.device).eval()
+    return _with_processors(policy, files, config, "baseline/untrained", digest_state(policy))
+
+
+def digest_state(module: torch.nn.Module) -> str:
+    """SHA-256 (hex) over the names, shapes and bytes of a module's parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _require_every_parameter_loaded(policy: torch.nn.Module, files: PolicyFiles) -> None:
+    """Refuse weights that leave a parameter at its random start, which lerobot only logs."""
+    with safe_open(files.weights, framework="pt") as stored:
+        stored_names = set(stored.keys())
+    names_of_parameter: dict[int, list[str]] = {}
+    for name, parameter in policy.named_parameters(remove_duplicate=False):
+        names_of_parameter.setdefault(id(parameter), []).append(name)
+    # Tied weights are stored once, under any of their names.
+    missing = [names[0] for names in names_of_parameter.values() if not stored_names.intersection(names)]
+    if missing:
+        reason = f"{files.weights} lacks {len(missing)} of the policy's parameters, the first is {missing[0]}"
+        raise UsageError(POLICY_PATH_KEY, reason)
+
+
+def _with_processors(
+    policy: torch.nn.Module, files: PolicyFiles, config: PreTrainedConfig, type_name: str, weights_digest: str
+) -> EvaluatedPolicy:
+    preprocess, postprocess = make_pre_post_processors(
+        config,
+        pretrained_path=str(files.directory),
+        preprocessor_overrides={"device_processor": {"device": config.device}},
+    )
+    return EvaluatedPolicy(
+        policy=cast(ActingPolicy, policy),
+        type=type_name,
+        weights_digest=weights_digest,
+        preprocess=preprocess,
+        postprocess=postprocess,
+        learned_from=files.training_data(),
+        config=config,
+    )
+
+
+def _advice(env: EnvConfig, config: PreTrainedConfig) -> str:
+    for obs_type in OBSERVATION_TYPES.get(env.type, ()):
+        offered = env_to_policy_features(with_observation_type(env, obs_type))
+        if set(config.input_features or {}) <= set(offered):
+            return f"; use --env.obs_type={obs_type}"
+    return "; choose an environment that gives it"

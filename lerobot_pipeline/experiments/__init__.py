@@ -1,0 +1,1 @@
+"""Experiments: files into runs, runs into tables, figures and a record of where every number comes from."""

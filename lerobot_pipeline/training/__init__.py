@@ -1,0 +1,1 @@
+"""Training: assembling a run, the loop, metrics and tracking."""

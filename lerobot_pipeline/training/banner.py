@@ -1,0 +1,46 @@
+"""What is about to be trained, told once at the start."""
+
+from __future__ import annotations
+
+import logging
+
+from lerobot_pipeline.training.assembly import Run
+
+logger = logging.getLogger(__name__)
+
+
+def log_banner(run: Run) -> None:
+    """Log device, precision, batch factors, updates and epochs."""
+    for line in banner_lines(run):
+        logger.info("%s", line)
+
+
+def banner_lines(run: Run) -> list[str]:
+    """Return the banner, a line a topic."""
+    config, runtime, progress = run.config, run.runtime, run.progress
+    accumulation = progress.accumulation_steps
+    parameters = list(run.bare_policy.parameters())
+    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    total_samples = run.samples_per_step * config.steps
+    described = runtime.describe()
+    tf32 = described["tf32"]
+    assert config.policy is not None
+    epochs = run.stream.epoch_of(total_samples)
+    lines = [
+        f"run directory {config.output_dir}",
+        f"{config.policy.type}: {trainable:,} of {sum(p.numel() for p in parameters):,} parameters are trained",
+        f"{config.dataset.repo_id}: {run.data.train.num_episodes} episodes, {run.stream.num_samples} samples an epoch",
+        f"{described['layout']} on {described['device_name']} ({described['device']}), mixed precision "
+        f"{described['mixed_precision']}, TF32 matmul {_on(tf32['matmul'])} cuDNN {_on(tf32['cudnn'])}",
+        f"effective batch {progress.effective_batch_size} = batch_size {progress.batch_size} x dp_world_size "
+        f"{progress.dp_world_size} x accumulation {accumulation}; {run.samples_per_step} samples a step",
+        f"{config.steps} steps = {config.steps // accumulation} updates = {epochs:.2f} epochs"
+        + (f"; going on at step {progress.step}, sample {progress.cursor}" if progress.step else ""),
+    ]
+    if described["allowed_environment"]:
+        lines.append(f"allowed by the environment: {described['allowed_environment']}")
+    return lines
+
+
+def _on(enabled: bool) -> str:
+    return "on" if enabled else "off"

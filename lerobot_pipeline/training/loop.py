@@ -1,0 +1,176 @@
+"""The training loop: micro-batches in, updates out; log, save and look at the policy when it is time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lerobot_pipeline.backend.devices import peak_memory_gb
+from lerobot_pipeline.backend.runtime import StepResult
+from lerobot_pipeline.checkpoint import layout
+from lerobot_pipeline.checkpoint.writer import CheckpointWriter, Snapshot
+from lerobot_pipeline.data.loading import scale_images
+from lerobot_pipeline.errors import RunFailure
+from lerobot_pipeline.training.assembly import Run
+from lerobot_pipeline.training.console import TrainingProgress, metric_line
+from lerobot_pipeline.training.metrics import MetricWindow
+from lerobot_pipeline.training.tracking import MetricLog, Trackers
+from lerobot_pipeline.training.validation import held_out_loss, rollouts
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingLoop:
+    """Runs a `Run` to its last step. Every rank runs the same loop; only the main one logs and writes."""
+
+    def __init__(self, run: Run, science: dict[str, Any]) -> None:
+        self.run = run
+        self.config = run.config
+        self.runtime = run.runtime
+        self.science = science
+        self.run_dir = Path(run.config.output_dir or ".")
+        self.writer = CheckpointWriter(self.run_dir, run.runtime, run.config.steps)
+        self.window = MetricWindow()
+        self.last_loss: float | None = None
+        self._camera_keys = run.data.meta.camera_keys
+        self._update_hook = getattr(run.bare_policy, "update", None)
+        self._save_is_due = False
+
+    @property
+    def step(self) -> int:
+        """Loop steps done."""
+        return self.run.progress.step
+
+    @property
+    def end(self) -> int:
+        """The step after which this process stops: the last one, or `stop_at_step`."""
+        return min(self.config.steps, self.config.stop_at_step or self.config.steps)
+
+    def train(self) -> None:
+        """Train to the end, from wherever the run stands. Leaves a whole checkpoint of the last step."""
+        self.run.policy.train()
+        log = MetricLog(self.run_dir, self.step) if self.runtime.is_main else None
+        trackers = Trackers(self.config, self.config.job_name or self.run_dir.name) if self.runtime.is_main else None
+        with TrainingProgress(self.config.steps, self.step, self.runtime.is_main) as bar:
+            while not self._has_ended():
+                self._one_step()
+                bar.advance()
+                if self.config.log_freq > 0 and self.step % self.config.log_freq == 0:
+                    self._log(log, trackers, bar)
+                self._save_when_due()
+                self._look(log, trackers)
+        if trackers is not None:
+            trackers.finish()
+
+    def _has_ended(self) -> bool:
+        return self.step >= self.config.steps or (self.step >= self.end and self.runtime.is_update_boundary)
+
+    def _one_step(self) -> None:
+        started = time.perf_counter()
+        batch = next(self.run.batches)
+        batch = self.run.preprocessor(scale_images(batch, self._camera_keys))
+        loaded = time.perf_counter()
+        with self.runtime.accumulate(self.run.policy):
+            loss, outputs = self.run.policy(batch)
+            self.runtime.backward(loss)
+        result = self.runtime.finish_step(self.run.policy, self.run.optimizer, self.run.scheduler, self._clip_norm())
+        if result.did_update:
+            self._after_update()
+        self._advance()
+        self._measure(loss, outputs, result, loaded - started, time.perf_counter() - loaded)
+
+    def _clip_norm(self) -> float:
+        assert self.config.optimizer is not None
+        return self.config.optimizer.grad_clip_norm
+
+    def _after_update(self) -> None:
+        if self._update_hook is not None:
+            self._update_hook()
+        if self.run.ema is not None:
+            self.run.ema.update()
+
+    def _advance(self) -> None:
+        progress = self.run.progress
+        self.run.progress = replace(
+            progress, step=progress.step + 1, cursor=progress.cursor + self.run.samples_per_step
+        )
+
+    def _measure(self, loss: Any, outputs: Any, result: StepResult, data_s: float, update_s: float) -> None:
+        self.window.add_loss(loss)
+        self.window.add_outputs(outputs)
+        if result.grad_norm is not None:
+            self.window.add("grad_norm", result.grad_norm)
+        self.window.add("data_s", data_s)
+        self.window.add("update_s", update_s)
+
+    def _log(self, log: MetricLog | None, trackers: Trackers | None, bar: TrainingProgress) -> None:
+        self._require_finite()
+        values = self.window.reduce(self.runtime)
+        self.last_loss = values["loss"]
+        values |= {
+            "lr": float(self.run.optimizer.param_groups[0]["lr"]),
+            "epoch": self.run.stream.epoch_of(self.run.progress.cursor),
+            "samples": self.run.progress.cursor,
+            "samples_per_s": self.run.samples_per_step / (values["data_s"] + values["update_s"]),
+        }
+        if self.runtime.scaler is not None:
+            values |= {"scale": self.runtime.scaler.get_scale(), "skipped_updates": self.runtime.num_skips}
+        if (memory_gb := peak_memory_gb(self.runtime.device)) is not None:
+            values["peak_memory_gb"] = memory_gb
+        self._tell("train", log, trackers, values)
+        bar.note(f"loss {values['loss']:.4f}")
+        if self.runtime.is_main:
+            logger.info("%s", metric_line(self.step, self.config.steps, values))
+
+    def _tell(self, kind: str, log: MetricLog | None, trackers: Trackers | None, values: dict[str, Any]) -> None:
+        if log is not None and trackers is not None:
+            log.write(kind, self.step, values)
+            trackers.log(kind, self.step, values)
+
+    def _save_when_due(self) -> None:
+        is_end = self.step >= self.end
+        if self.config.save_checkpoint:
+            self._save_is_due |= is_end or (self.config.save_freq > 0 and self.step % self.config.save_freq == 0)
+        if self._save_is_due and self.runtime.is_update_boundary:
+            self._save_is_due = False
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint of the run as it stands. Collective, at an update boundary."""
+        self._require_finite()
+        run, ema = self.run, self.run.ema
+        path = self.writer.save(
+            Snapshot(
+                policy=run.bare_policy,
+                preprocessor=run.preprocessor,
+                postprocessor=run.postprocessor,
+                optimizer=run.optimizer,
+                scheduler=run.scheduler,
+                progress=run.progress,
+                train_config=self.config.to_dict(),
+                science=self.science,
+                ema_weights=ema.state_dict(run.bare_policy) if ema is not None else None,
+                ema_updates=ema.num_updates if ema is not None else 0,
+            )
+        )
+        if self.runtime.is_main:
+            logger.info("saved %s", path)
+
+    def _require_finite(self) -> None:
+        if not self.window.is_finite(self.runtime):
+            raise RunFailure(
+                f"the loss stopped being finite before step {self.step}; nothing was saved after it "
+                f"(newest checkpoint: {self.run_dir / layout.CHECKPOINTS / layout.LAST}); lower --optimizer.lr or look "
+                "at the data"
+            )
+
+    def _look(self, log: MetricLog | None, trackers: Trackers | None) -> None:
+        config = self.config
+        if self.run.data.held_out is not None and config.eval_steps > 0 and self.step % config.eval_steps == 0:
+            self._tell("held_out", log, trackers, {"loss": held_out_loss(self.run)})
+        if config.env is not None and config.env_eval_freq > 0 and self.step % config.env_eval_freq == 0:
+            videos_dir = self.run_dir / "eval" / f"videos_step_{layout.step_name(self.step, config.steps)}"
+            self._tell("rollout", log, trackers, rollouts(self.run, videos_dir))

@@ -1,0 +1,134 @@
+"""A training session: decide what is trained and from where, assemble it, run the loop, write the result."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lerobot_pipeline import files
+from lerobot_pipeline.backend.launch import world_size
+from lerobot_pipeline.backend.runtime import Runtime
+from lerobot_pipeline.checkpoint import layout
+from lerobot_pipeline.checkpoint.reader import Found, find_checkpoint, newest_checkpoint
+from lerobot_pipeline.checkpoint.state import load_progress
+from lerobot_pipeline.checkpoint.writer import CheckpointWriter
+from lerobot_pipeline.config.building import build_train_config
+from lerobot_pipeline.config.reader import Tree, merge
+from lerobot_pipeline.config.request import TrainRequest, decode_train, without_stored_only
+from lerobot_pipeline.config.rules import check_training
+from lerobot_pipeline.config.science import science_of
+from lerobot_pipeline.config.train import TrainConfig
+from lerobot_pipeline.errors import UsageError
+from lerobot_pipeline.training.assembly import assemble
+from lerobot_pipeline.training.banner import log_banner
+from lerobot_pipeline.training.loop import TrainingLoop
+from lerobot_pipeline.training.run_directory import default_run_dir, require_same_science
+from lerobot_pipeline.training.summary import summarize
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What this session will train, and the checkpoint that it goes on from."""
+
+    config: TrainConfig
+    science: dict[str, Any]
+    found: Found | None
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory."""
+        return Path(self.config.output_dir or ".")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run already reached its end in an earlier session."""
+        return self.found is not None and load_progress(self.found.state_dir).step >= self.config.steps
+
+
+def train(request: TrainRequest) -> None:
+    """Train what was asked for and write the summary. Collective: every rank calls it."""
+    plan = make_plan(request)
+    runtime = Runtime.from_config(plan.config)
+    try:
+        # A default name holds the time of day, which differs from rank to rank.
+        plan.config.output_dir = Path(runtime.broadcast(str(plan.run_dir)))
+        if runtime.is_main:
+            _prepare_run_dir(plan, runtime)
+        runtime.barrier()
+        if plan.is_done:
+            logger.info("%s is trained to step %d already", plan.run_dir, plan.config.steps)
+        else:
+            run = assemble(plan.config, runtime, plan.found)
+            log_banner(run)
+            TrainingLoop(run, plan.science).train()
+    finally:
+        runtime.close()
+    if runtime.is_main and request.summary is not None:
+        files.write_json(
+            request.summary, summarize(plan.run_dir, plan.config, runtime, request.science_digest, sys.argv)
+        )
+
+
+def make_plan(request: TrainRequest) -> Plan:
+    """Find the checkpoint to go on from, and build the config of the run.
+
+    Raises:
+        UsageError: among others, where the run directory holds a run of another config.
+    """
+    values = request.values
+    if request.config_path is not None:
+        found: Found | None = find_checkpoint(request.config_path)
+        assert found is not None
+        values = _over_stored(found, values)
+    else:
+        found = _newest_in(values.get("output_dir"))
+    config = build_train_config(values, request.requested_device)
+    if config.output_dir is None:
+        config.output_dir = default_run_dir(config.job_name or "run")
+    science = science_of(config.to_dict(), world_size())
+    if found is not None and request.config_path is None:
+        require_same_science(found, science, Path(config.output_dir))
+    return Plan(config, science, found)
+
+
+def _over_stored(found: Found, values: Tree) -> Tree:
+    if (values.get("policy") or {}).get("path"):
+        raise UsageError(
+            "policy.path", "cannot be given with --resume=true, which goes on with the checkpoint's own weights"
+        )
+    stored = decode_train(without_stored_only(files.read_json(found.pretrained_dir / layout.TRAIN_CONFIG)))
+    # The run goes on where its checkpoint lies, even if the directory was moved since.
+    stored["output_dir"] = str(found.step_dir.resolve().parent.parent)
+    merged = merge(stored, {key: value for key, value in values.items() if key != "resume"})
+    check_training(merged, complete=True)
+    return merged
+
+
+def _newest_in(output_dir: str | None) -> Found | None:
+    if output_dir is None:
+        return None
+    path = Path(output_dir)
+    if path.exists() and not path.is_dir():
+        raise UsageError("output_dir", f"{path} is a file; name a directory")
+    return newest_checkpoint(path)
+
+
+def _prepare_run_dir(plan: Plan, runtime: Runtime) -> None:
+    try:
+        plan.run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError("output_dir", f"{plan.run_dir} cannot be made: {error.strerror}") from error
+    CheckpointWriter(plan.run_dir, runtime, plan.config.steps).remove_leftovers()
+    if plan.found is not None:
+        for line in plan.found.passed_over:
+            logger.warning("passed over a damaged checkpoint: %s", line)
+        logger.info("going on from %s", plan.found.step_dir)
+    if plan.config.checkpoint_format != "safetensors":
+        logger.warning(
+            "checkpoint_format %s is for sharded runs; writing model.safetensors", plan.config.checkpoint_format
+        )

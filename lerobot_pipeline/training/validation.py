@@ -1,0 +1,82 @@
+"""Looking at a policy while it trains: its loss on held-out episodes, and rollouts in its simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from lerobot.envs import close_envs, make_env, make_env_pre_post_processors
+from lerobot.scripts.lerobot_eval import eval_policy_all
+
+from lerobot_pipeline.checkpoint.state import capture_random_state, restore_random_state
+from lerobot_pipeline.data.loading import make_held_out_batches, scale_images
+from lerobot_pipeline.training.assembly import Run
+
+MAX_VIDEOS = 4
+
+
+def held_out_loss(run: Run) -> float:
+    """Return the loss over the held-out frames, each counted once over all ranks. Collective."""
+    runtime, dataset = run.runtime, run.data.held_out
+    assert dataset is not None
+    batches = make_held_out_batches(run.config, dataset, runtime.rank, runtime.topology.world_size, runtime.device)
+    totals = torch.zeros(2, dtype=torch.float64)
+    with _looking(run):
+        for batch in batches:
+            batch = run.preprocessor(scale_images(batch, dataset.meta.camera_keys))
+            with runtime.autocast():
+                loss, _ = run.bare_policy(batch)
+            num_samples = len(next(value for value in batch.values() if isinstance(value, torch.Tensor)))
+            totals += torch.tensor([float(loss) * num_samples, num_samples], dtype=torch.float64)
+    loss_sum, count = (sum(values) for values in zip(*runtime.gather(totals.tolist()), strict=True))
+    return float(loss_sum / count)
+
+
+def rollouts(run: Run, videos_dir: Path) -> dict[str, float]:
+    """Roll the policy out on the main rank, and return the aggregate on every rank. Collective."""
+    runtime = run.runtime
+    aggregate = _rollouts_on_main(run, videos_dir) if runtime.is_main else {}
+    shared: dict[str, float] = runtime.broadcast(aggregate)
+    return shared
+
+
+def _rollouts_on_main(run: Run, videos_dir: Path) -> dict[str, float]:
+    config = run.config
+    env_preprocessor, env_postprocessor = make_env_pre_post_processors(env_cfg=config.env, policy_cfg=config.policy)
+    envs = make_env(config.env, n_envs=config.eval.batch_size, use_async_envs=config.eval.use_async_envs)
+    try:
+        with _looking(run), run.runtime.autocast():
+            info = eval_policy_all(
+                envs=envs,
+                policy=run.bare_policy,
+                env_preprocessor=env_preprocessor,
+                env_postprocessor=env_postprocessor,
+                preprocessor=run.preprocessor,
+                postprocessor=run.postprocessor,
+                n_episodes=config.eval.n_episodes,
+                videos_dir=videos_dir,
+                max_episodes_rendered=MAX_VIDEOS,
+                start_seed=config.seed,
+                # One policy holds one action queue: tasks rolled out side by side would share it.
+                max_parallel_tasks=1,
+            )
+    finally:
+        close_envs(envs)
+    return {name: float(value) for name, value in info["overall"].items() if isinstance(value, (int, float))}
+
+
+@contextmanager
+def _looking(run: Run) -> Iterator[None]:
+    """Without gradients, in evaluation mode, and without a trace in the random state: a run that is looked at trains
+    exactly like one that is not."""
+    random_state: dict[str, Any] = capture_random_state()
+    run.bare_policy.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        run.bare_policy.train()
+        restore_random_state(random_state)
