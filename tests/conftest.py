@@ -1,4 +1,4 @@
-"""What every test may use: offline mode, and the real data beside the project where it is present."""
+"""What every test may use: offline mode, the real data beside the project where it is present, and tiny datasets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Threads of several processes that spin for the same two cores cost a hundredfold.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PROJECT = Path(__file__).parents[1]
 SHARED_DATA = PROJECT.parent / "shared" / "data"
@@ -20,3 +22,51 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"real data is not here: {SHARED_DATA} does not exist")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def state_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LeRobot dataset without images: 4 episodes of 15 frames, smooth random states and actions, fixed by a seed."""
+    import numpy as np
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    root = tmp_path_factory.mktemp("datasets") / "state"
+    features = {
+        "observation.state": {"dtype": "float32", "shape": (2,), "names": None},
+        "observation.environment_state": {"dtype": "float32", "shape": (5,), "names": None},
+        "action": {"dtype": "float32", "shape": (2,), "names": None},
+    }
+    dataset = LeRobotDataset.create(
+        "tests/state", fps=10, features=features, root=root, use_videos=False, video_backend="pyav"
+    )
+    generator = np.random.default_rng(0)
+    for _ in range(4):
+        walk = np.cumsum(generator.normal(size=(15, 9)), axis=0).astype(np.float32)
+        for row in walk:
+            frame = {"observation.state": row[:2], "observation.environment_state": row[2:7], "action": row[7:9]}
+            dataset.add_frame(frame | {"task": "wander"})
+        dataset.save_episode()
+    dataset.finalize()
+    return root
+
+
+@pytest.fixture(scope="session")
+def tiny_act(state_dataset: Path) -> list[str]:
+    """Flags that train a tiny ACT on the state dataset, the same on every machine."""
+    return [
+        "--policy.type=act",
+        "--policy.device=cpu",
+        "--policy.dim_model=16",
+        "--policy.n_heads=2",
+        "--policy.dim_feedforward=32",
+        "--policy.n_encoder_layers=1",
+        "--policy.n_vae_encoder_layers=1",
+        "--policy.chunk_size=4",
+        "--policy.n_action_steps=4",
+        '--policy.normalization_mapping={"STATE": "MEAN_STD", "ENV": "MEAN_STD", "ACTION": "MEAN_STD"}',
+        "--dataset.repo_id=tests/state",
+        f"--dataset.root={state_dataset}",
+        "--num_workers=0",
+        "--log_freq=1",
+        "--save_freq=0",
+    ]

@@ -35,10 +35,14 @@ _ROUTES: dict[str, tuple[str, re.Pattern[str]]] = {
 
 @dataclass
 class Fault:
-    """What goes wrong with the next `times` requests of a route (-1: with all of them)."""
+    """What goes wrong with the next `times` requests of a route (-1: with all of them).
+
+    `drop` hangs up before the body is read, `lose answer` after the request took effect; `race` lets somebody else
+    commit an `adapter_config.json` just before.
+    """
 
     route: str
-    kind: Literal["status", "drop", "lose answer"]
+    kind: Literal["status", "drop", "lose answer", "race"]
     times: int = 1
     status: int = 503
 
@@ -253,7 +257,10 @@ def _handler_for(server: HubServer) -> type[BaseHTTPRequestHandler]:
             if fault is not None and fault.kind == "status":
                 self._send(fault.status, b"<html>Bad gateway</html>")
                 return
-            self._answer(route, match, body, is_lost=fault is not None)
+            if fault is not None and fault.kind == "race":
+                repo = server.repos[match["repo"]]
+                repo.add_commit("by somebody else", repo.tree | {"adapter_config.json": b"{}"})
+            self._answer(route, match, body, is_lost=fault is not None and fault.kind == "lose answer")
 
         do_GET = do_POST = do_PUT = _serve
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -98,6 +99,9 @@ class Runtime:
     def __init__(self, accelerator: Accelerator, topology: Topology, precision: Precision, config: AcceleratorConfig):
         self.accelerator = accelerator
         self.topology = topology
+        # Kept, because accelerate would start a new process group to answer after `close`.
+        self.rank = int(accelerator.process_index)
+        self.is_main = bool(accelerator.is_main_process)
         self.precision = precision
         self.accumulation_steps = config.gradient_accumulation.steps
         self.scaler = precision.make_grad_scaler()
@@ -140,16 +144,6 @@ class Runtime:
     def device(self) -> torch.device:
         """The device of this rank."""
         return self.precision.device
-
-    @property
-    def rank(self) -> int:
-        """This process's number in the world."""
-        return int(self.accelerator.process_index)
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this rank is the one that writes."""
-        return bool(self.accelerator.is_main_process)
 
     @property
     def is_update_boundary(self) -> bool:
@@ -227,8 +221,9 @@ class Runtime:
         self.accelerator.wait_for_everyone()
 
     def close(self) -> None:
-        """Leave the process group, if there is one."""
+        """Leave the process group, if there is one, so that this process may build another runtime."""
         self.accelerator.end_training()
+        AcceleratorState._reset_state(reset_partial_state=True)
 
     def describe(self) -> dict[str, Any]:
         """Return what was decided, for the banner and for manifests."""

@@ -119,6 +119,8 @@ class EvalConfig:
             raise ConfigError("dataset.repo_id", f"is missing: baseline {self.baseline} is made from a dataset")
         if self.seed < 0:
             raise ConfigError("seed", f"must be at least 0, got {self.seed}")
+        if getattr(self.env, "hub_path", None) and not self.trust_remote_code:
+            raise ConfigError("trust_remote_code", "this environment is code from the Hub; true lets it run here")
         self._require_known_observations()
 
     def _require_known_observations(self) -> None:

@@ -80,17 +80,12 @@ def load_yaml(path: Path) -> Tree:
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     """Lay `changes` over `base`, key by key. A group that changes its `type` starts anew, since its keys differ."""
+    if changes.get("type", base.get("type")) != base.get("type"):
+        return dict(changes)
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        if (
-            isinstance(old, Mapping)
-            and isinstance(value, Mapping)
-            and value.get("type", old.get("type")) == old.get("type")
-        ):
-            merged[key] = merge(old, value)
-        else:
-            merged[key] = value
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
 
 

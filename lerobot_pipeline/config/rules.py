@@ -8,7 +8,11 @@ from typing import Any
 from lerobot_pipeline.config.reader import flatten
 from lerobot_pipeline.errors import ConfigError
 
+DEFAULT_STEPS = 100_000
+"""LeRobot's `TrainPipelineConfig.steps`."""
+
 _AT_LEAST = {
+    "accelerator.gradient_accumulation.steps": 1,
     "steps": 1,
     "batch_size": 1,
     "num_workers": 0,
@@ -51,6 +55,7 @@ def check_training(values: Mapping[str, Any], *, complete: bool) -> None:
     if flat.get("job.target") not in (None, "local"):
         raise ConfigError("job.target", "runs are started here or by the workflow; leave it out")
     _check_precision(flat)
+    _check_accumulation(flat, complete)
     _check_evaluation(flat)
     _check_publishing(flat, complete)
     if complete:
@@ -62,6 +67,17 @@ def _check_precision(flat: Mapping[str, Any]) -> None:
         raise ConfigError(
             "accelerator.mixed_precision",
             "fp16 needs a GPU and policy.device is cpu (it would silently train in full precision); use bf16 or no",
+        )
+
+
+def _check_accumulation(flat: Mapping[str, Any], complete: bool) -> None:
+    accumulation = flat.get("accelerator.gradient_accumulation.steps", 1)
+    steps = flat.get("steps", DEFAULT_STEPS)
+    if accumulation > 1 and complete and steps % accumulation:
+        raise ConfigError(
+            "steps",
+            f"{steps} is no multiple of accelerator.gradient_accumulation.steps={accumulation}, so the last gradients "
+            f"would be lost; use {steps - steps % accumulation + accumulation}",
         )
 
 

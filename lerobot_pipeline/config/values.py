@@ -26,7 +26,7 @@ def to_typed(node: Node, value: Any, key: str) -> Any:
     Raises:
         ConfigError: names the key, the value that was given, what is wanted and, for unknown keys, the nearest known.
     """
-    if value is None or (value == "null" and node.get("optional")):
+    if value is None or (isinstance(value, str) and value == "null"):
         if node.get("optional"):
             return None
         raise ConfigError(key, f"must be {_wanted(node)}, got null")
@@ -36,8 +36,11 @@ def to_typed(node: Node, value: Any, key: str) -> Any:
 def require_keys(node: Node, values: Mapping[str, Any], key: str) -> None:
     """Raise where a key that has no default is missing from a typed object."""
     for name, field in node["fields"].items():
-        if field.get("required") and name not in values:
-            full = _join(key, name)
+        full = _join(key, name)
+        if field["kind"] == "object" and (field.get("required") or name in values):
+            require_keys(field, values.get(name) or {}, full)
+        elif field.get("required") and name not in values:
+            full += ".type" if field["kind"] == "choice" else ""
             raise ConfigError(full, f"is required; give --{full}=...")
 
 

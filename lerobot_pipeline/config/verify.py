@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from lerobot_pipeline.errors import ConfigError
 
 
 @dataclass(kw_only=True)
@@ -13,6 +16,10 @@ class RequiredDeviceConfig:
 
     device: str | None = None
     """cpu, cuda, mps or xpu. Left out, an accelerator that is in the machine must work, and a machine may have none."""
+
+    def __post_init__(self) -> None:
+        if self.device is not None and not re.fullmatch(r"cpu|mps|(cuda|xpu)(:\d+)?", self.device):
+            raise ConfigError("policy.device", f"{self.device!r} is no device; use cpu, cuda, mps or xpu (or cuda:N)")
 
 
 @dataclass(kw_only=True)

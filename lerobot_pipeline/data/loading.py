@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from lerobot.utils.collate import lerobot_collate_fn
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from lerobot_pipeline.config.train import TrainConfig
+from lerobot_pipeline.data.check import require_trainable
 from lerobot_pipeline.data.order import MicroBatches, Sample, SampleStream, frame_indices
 from lerobot_pipeline.errors import UsageError
 
@@ -32,10 +35,29 @@ class TrainingData:
         return self.train.meta
 
 
-def load_datasets(config: TrainConfig) -> TrainingData:
-    """Load the dataset, from the Hub where it is not local. One that cannot be loaded is a `UsageError`."""
+def find_dataset(config: TrainConfig) -> Path:
+    """Return where the dataset's files are, downloaded if they have to be, after a look at their structure.
+
+    Raises:
+        UsageError: the dataset is not there, or is flawed.
+    """
+    dataset = config.dataset
+    return require_trainable(
+        None if dataset.root is None else Path(dataset.root),
+        dataset.repo_id,
+        config.tolerance_s,
+        revision=dataset.revision,
+        episodes=dataset.episodes,
+    )
+
+
+def load_datasets(config: TrainConfig, root: Path) -> TrainingData:
+    """Load the dataset whose files are at `root`. One that cannot be split as asked is a `UsageError`."""
+    # LeRobot asks the Hub for a revision even of a cached dataset, so it is told where the files are.
+    located = copy(config)
+    located.dataset = replace(config.dataset, root=str(root))
     try:
-        train, held_out = make_train_eval_datasets(config)
+        train, held_out = make_train_eval_datasets(located)
     except (ValueError, IndexError, KeyError, FileNotFoundError) as error:
         raise UsageError("dataset.repo_id", f"{config.dataset.repo_id} cannot be loaded: {error}") from error
     return TrainingData(train, held_out)

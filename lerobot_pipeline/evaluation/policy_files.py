@@ -17,6 +17,7 @@ POLICY_PATH_KEY = "policy.path"
 
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _ADAPTER_CONFIG = "adapter_config.json"
+_RUN_SUMMARY = "train.json"
 _SHARDS_DIR = "pytorch_model_fsdp_0"
 _PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
 _HUB_PATTERNS = ["*.json", layout.WEIGHTS, _ADAPTER_WEIGHTS, "policy_*.safetensors"]
@@ -42,10 +43,13 @@ class PolicyFiles:
         return digest_file(self.weights)
 
     def training_data(self) -> dict[str, Any]:
-        """Return name, revision and digest of the dataset that the policy says it was trained on, where it says so."""
-        train_config = self.directory / layout.TRAIN_CONFIG
-        dataset = (read_json(train_config).get("dataset") or {}) if train_config.is_file() else {}
-        return {key: dataset[key] for key in ("repo_id", "revision", "digest") if dataset.get(key) is not None}
+        """Return name, revision and digest of the dataset that the policy was trained on, as far as they are told."""
+        # A run's summary has the digest. It may be a later training's: the weights say whether it is this policy's.
+        summary = _read_if_there(self.directory.resolve().parents[2] / _RUN_SUMMARY)
+        if summary.get("weights_digest") == self.weights_digest():
+            return dict(summary["dataset"])
+        dataset = _read_if_there(self.directory / layout.TRAIN_CONFIG).get("dataset") or {}
+        return {key: dataset[key] for key in ("repo_id", "revision") if dataset.get(key) is not None}
 
 
 def find_policy_files(name: str, revision: str | None = None) -> PolicyFiles:
@@ -143,3 +147,7 @@ def _require_content(path: Path) -> None:
     with path.open("rb") as stream:
         if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
             raise UsageError(POLICY_PATH_KEY, f"{path} is a Git LFS pointer, not the file; fetch it with git lfs pull")
+
+
+def _read_if_there(path: Path) -> dict[str, Any]:
+    return _require_json(path) if path.is_file() else {}

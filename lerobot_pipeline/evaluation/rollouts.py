@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
@@ -96,9 +97,11 @@ def open_environments(
 
     Returns:
         `suite/task number` -> a vector of `batch_size` copies.
+
+    Raises:
+        ConfigError: the simulator's package is not installed.
     """
-    with redirect_stdout(None):
-        suites = make_env(config, batch_size, use_async_envs=False, trust_remote_code=trust_remote_code)
+    suites = _make_suites(config, batch_size, trust_remote_code)
     try:
         envs = {f"{suite}/{number}": env for suite, tasks in suites.items() for number, env in tasks.items()}
         for env in envs.values():
@@ -150,6 +153,17 @@ def _play_batch(env: SyncVectorEnv, actor: Actor, episodes: list[Episode], seeds
             break
 
 
+def _make_suites(config: EnvConfig, batch_size: int, trust_remote_code: bool) -> dict[str, dict[int, Any]]:
+    with redirect_stdout(None), warnings.catch_warnings():
+        # Told on every import of pygame, and nothing that a user of PushT can change.
+        warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
+        try:
+            return make_env(config, batch_size, use_async_envs=False, trust_remote_code=trust_remote_code)
+        except ModuleNotFoundError as error:
+            reason = f"{config.type} needs a package that is not installed: {error.name or error}"
+            raise ConfigError("env.type", reason) from error
+
+
 def _freeze_ended_episodes(env: gym.vector.VectorEnv) -> None:
     """Keep an ended episode as it ended: no physics for nobody, and its end as the last picture."""
     if not isinstance(env, SyncVectorEnv):
@@ -167,11 +181,10 @@ def _task_descriptions(env: SyncVectorEnv) -> list[str]:
 
 
 def _info_of(infos: dict[str, Any], key: str, index: int) -> Any:
-    """Return one environment's value of an info, or None. The last step's stands in `final_info` where the environment
-    restarted within the step; the plain entry is then the new episode's."""
-    final = infos.get("final_info")
-    if final is not None and infos["_final_info"][index]:
-        infos = final
+    """Return one environment's value of an info, or None where it gave none.
+
+    At an episode's end too: the restart of a frozen environment repeats the last step's info.
+    """
     mask = infos.get(f"_{key}")
     return infos[key][index] if mask is not None and mask[index] else None
 

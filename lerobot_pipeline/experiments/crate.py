@@ -37,7 +37,9 @@ def describe(results: Path, records: Sequence[Mapping[str, Any]], shared_files: 
         records: one for each run, as `records.run_record` makes them.
         shared_files: tables and figures, below `results`.
     """
-    run_files = {record["run"]: _files(results, [results / record["run"] / name for name in RUN_FILES]) for record in records}
+    run_files = {
+        record["run"]: _files(results, [results / record["run"] / name for name in RUN_FILES]) for record in records
+    }
     tables = _files(results, shared_files)
     entities = [*tables, *(entity for files in run_files.values() for entity in files)]
     actions = [_action(record, run_files[record["run"]]) for record in records]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lerobot_pipeline.config.flags import schema_of
 from lerobot_pipeline.config.reader import Tree
+from lerobot_pipeline.config.values import to_typed
+from lerobot_pipeline.errors import UsageError
 from lerobot_pipeline.experiments.schema import DatasetSection
 from lerobot_pipeline.files import digest_value
 
@@ -46,8 +49,17 @@ class Dataset:
         return {"dataset": {"repo_id": self.repo_id, **root, **revision}}
 
 
-def dataset_of(section: DatasetSection, results: Path) -> Dataset:
-    """Return the dataset of a section; two sections that say the same share one."""
+def dataset_of(section: DatasetSection, results: Path, key: str) -> Dataset:
+    """Return the dataset of a section; two sections that say the same share one.
+
+    Raises:
+        UsageError: keys that `collect` would refuse, or that the workflow chooses itself; `key` is the section's.
+    """
+    chosen = {"output_dir", "num_workers"} & section.collect.keys()
+    if chosen:
+        raise UsageError(f"{key}.collect.{min(chosen)}", "is chosen by the workflow; remove it")
+    collect = to_typed(schema_of("collect"), section.collect, f"{key}.collect")
+    section = section.model_copy(update={"collect": collect})
     digest = digest_value(section.model_dump(exclude_none=True))[:8]
     return Dataset(section, results / "datasets" / f"{_short_name(section)}-{digest}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -24,7 +25,7 @@ _TRAINED, _BASELINE, _INK = "#0072b2", "#9aa5b1", "#1f2933"
 _CURVES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's palette, told apart by colour-blind readers too."""
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "figure.titlesize": 9,
     "axes.spines.top": False,
@@ -67,7 +68,9 @@ def _draw_group(axes: Axes, name: str, members: Sequence[Run], colour: str) -> N
     seeds = f"{len(curves)} seeds" if len(curves) > 1 else "1 seed"
     axes.plot(steps, np.nanmean(losses, axis=0), color=colour, linewidth=1.4, label=f"{name} ({seeds})")
     if len(curves) > 1:
-        axes.fill_between(steps, np.nanmin(losses, axis=0), np.nanmax(losses, axis=0), color=colour, alpha=0.2, linewidth=0)
+        axes.fill_between(
+            steps, np.nanmin(losses, axis=0), np.nanmax(losses, axis=0), color=colour, alpha=0.2, linewidth=0
+        )
 
 
 def read_curve(path: Path) -> np.ndarray:
@@ -91,13 +94,20 @@ def scores(methods: Sequence[Method]) -> Figure:
     with plt.rc_context(_STYLE):
         height = 1.1 + 0.42 * len(methods)
         figure, panels = plt.subplots(
-            1, max(1, len(metrics)), figsize=(1.8 + 2.9 * max(1, len(metrics)), height), sharey=True, layout="constrained", squeeze=False
+            1,
+            max(1, len(metrics)),
+            figsize=(1.8 + 2.9 * max(1, len(metrics)), height),
+            sharey=True,
+            layout="constrained",
+            squeeze=False,
         )
         for axes, metric in zip(panels[0], metrics, strict=False):
             _draw_scores(axes, methods, metric)
         panels[0][0].set_yticks(range(len(methods)), [method.name for method in methods])
         panels[0][0].invert_yaxis()
-        figure.suptitle(f"{methods[0].experiment}: means with 95 % intervals; a circle is one training", x=0.01, ha="left")
+        figure.suptitle(
+            f"{methods[0].experiment}: means with 95 % intervals; a circle is one training", x=0.01, ha="left"
+        )
     return figure
 
 
@@ -112,7 +122,9 @@ def _draw_scores(axes: Axes, methods: Sequence[Method], metric: str) -> None:
         axes.errorbar(found.mean, row, xerr=error, color=_INK, capsize=3, linewidth=1.1)
         if not method.is_baseline:
             means = [sum(run) / len(run) for run in method.by_run(metric)]
-            axes.plot(means, [row] * len(means), "o", color="white", markeredgecolor=_INK, markersize=4, linestyle="none")
+            axes.plot(
+                means, [row] * len(means), "o", color="white", markeredgecolor=_INK, markersize=4, linestyle="none"
+            )
     axes.set_xlabel(metric.replace("_", " "))
     axes.grid(axis="x", color="#d9e0e6", linewidth=0.6)
     axes.set_axisbelow(True)

@@ -44,7 +44,8 @@ def film_page(title: str, films: Sequence[Film]) -> str:
 def _page(title: str, body: str) -> str:
     return (
         f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{html.escape(title)}</title>"
-        f"<style>{_STYLE}</style></head><body><div class='results'><h1>{html.escape(title)}</h1>\n{body}\n</div></body></html>\n"
+        f"<style>{_STYLE}</style></head>\n<body><div class='results'><h1>{html.escape(title)}</h1>\n{body}\n"
+        "</div></body></html>\n"
     )
 
 

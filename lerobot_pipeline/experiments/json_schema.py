@@ -1,4 +1,4 @@
-"""The JSON schema of experiment files, for editors. `python -m lerobot_pipeline.experiments.json_schema` writes it anew."""
+"""The JSON schema of experiment files, for editors; `python -m lerobot_pipeline.experiments.json_schema` writes it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,6 @@ class Evaluation:
         found = {(str(each.get("task", "")), int(each["seed"])): each.get(metric) for each in self.content["episodes"]}
         return {start: float(score) for start, score in found.items() if score is not None}
 
-
     def film(self, policy: str) -> Film | None:
         """Return the first filmed episode, whose video is named as seen from the result's own directory."""
         for episode in self.content["episodes"]:
@@ -63,6 +62,11 @@ class Method:
     evaluations: Sequence[Evaluation]
     """One for each training."""
 
+    @property
+    def simulator(self) -> dict[str, Any]:
+        """What the episodes were played in."""
+        return dict(self.evaluations[0].content["env"])
+
     def by_run(self, metric: str) -> list[list[float]]:
         """Return the scores of each training's episodes."""
         return [list(scores.values()) for each in self.evaluations if (scores := each.scores(metric))]
@@ -75,7 +79,7 @@ class Method:
         return [film for film in films if film and film.path.is_file()]
 
     def by_start(self, metric: str) -> dict[Start, float]:
-        """Return the score from each start, averaged over the trainings; starts that one of them missed are left out."""
+        """Return the score from each start, averaged over the trainings that all have it."""
         scores = [each.scores(metric) for each in self.evaluations]
         shared = set.intersection(*map(set, scores)) if scores else set()
         return {start: sum(each[start] for each in scores) / len(scores) for start in sorted(shared)}

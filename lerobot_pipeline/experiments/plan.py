@@ -37,7 +37,9 @@ class Plan:
         """
         unknown = sorted(overrides.keys() - {"results"})
         if unknown:
-            raise UsageError(f"--config {unknown[0]}", "only results=DIR can be given there; other keys belong into the file")
+            raise UsageError(
+                f"--config {unknown[0]}", "only results=DIR can be given there; other keys belong into the file"
+            )
         paths = [Path(os.path.relpath(path)) for path in config_files]
         results = str(overrides["results"]) if overrides.get("results") is not None else None
         file = read_experiment_file(paths, results)
@@ -99,6 +101,12 @@ class Plan:
         return [run for (owner, _), run in self.runs.items() if experiment in (None, owner)]
 
 
+def verify_flags(run: Run) -> str:
+    """Return the shell words that `verify` takes: the device that the run asks for, where it names one."""
+    device = run.engine.get("policy", {}).get("device")
+    return shell_flags({"policy.device": device} if device else {})
+
+
 def evaluation_flags(evaluation: EvaluationSection) -> str:
     """Return the shell words that `eval` takes for an experiment's evaluation."""
     flags = {f"env.{key}": value for key, value in flatten(evaluation.env).items()}
@@ -136,7 +144,9 @@ def publish_flags(run: Run, evaluation: str | None) -> str:
 
 def shell_flags(values: Mapping[str, Any]) -> str:
     """Return `--key=value` words, quoted for a shell; values are written as the strict reader reads them."""
-    return shlex.join(f"--{key}={value if isinstance(value, str | Path) else json.dumps(value)}" for key, value in values.items())
+    return shlex.join(
+        f"--{key}={value if isinstance(value, str | Path) else json.dumps(value)}" for key, value in values.items()
+    )
 
 
 def train_resources(run: Run) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def read_experiment_file(config_files: Sequence[Path], results: str | None = Non
 
 
 def check[Model: BaseModel](model: type[Model], tree: Mapping[str, Any], key: str = "") -> Model:
-    """Validate `tree` as `model`. Raises `UsageError` for the first thing that is wrong; `key` is where `tree` stands."""
+    """Validate `tree`, which stands at `key`, as `model`. Raises `UsageError` for the first thing that is wrong."""
     try:
         return model.model_validate(tree)
     except ValidationError as error:
@@ -56,7 +56,9 @@ def _as_usage_error(model: type[BaseModel], error: ValidationError, key: str) ->
         if separator and " " not in inner:
             return UsageError(".".join(filter(None, [full_key, inner])), rest)
         return UsageError(full_key or "experiment file", reason)
-    return UsageError(full_key or "experiment file", f"{first['msg'][:1].lower()}{first['msg'][1:]}, got {first['input']!r}"[:300])
+    return UsageError(
+        full_key or "experiment file", f"{first['msg'][:1].lower()}{first['msg'][1:]}, got {first['input']!r}"[:300]
+    )
 
 
 def _suggest(model: type[BaseModel], location: Sequence[str]) -> str:

@@ -43,7 +43,10 @@ def run_record(run: Run) -> dict[str, Any]:
 
 def flat_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record as one CSV row: nested values become JSON text, evaluation seeds their range."""
-    row = {key: json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value for key, value in record.items()}
+    row = {
+        key: json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+        for key, value in record.items()
+    }
     seeds = record["evaluation_seeds"]
     row["evaluation_seeds"] = f"{min(seeds)}..{max(seeds)} ({len(seeds)})" if seeds else ""
     del row["aggregate"]

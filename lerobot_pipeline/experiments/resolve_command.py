@@ -24,7 +24,9 @@ def run(arguments: list[str]) -> int:
     content = chosen.config() if config.part == "science" else chosen.launch_config()
     digest = chosen.digest if config.part == "science" else chosen.launch_digest
     if config.digest not in (None, digest):
-        raise UsageError(config.run, "the experiment file changed after the workflow was planned; start snakemake again")
+        raise UsageError(
+            config.run, "the experiment file changed after the workflow was planned; start snakemake again"
+        )
     if config.output is None:
         print(json.dumps(content, indent=2, ensure_ascii=False))
     else:

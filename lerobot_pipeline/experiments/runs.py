@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lerobot_pipeline.config.flags import schema_of
 from lerobot_pipeline.config.reader import Tree, merge, unflatten
 from lerobot_pipeline.config.request import decode_train
+from lerobot_pipeline.config.values import to_typed
 from lerobot_pipeline.errors import UsageError
 from lerobot_pipeline.experiments import science
 from lerobot_pipeline.experiments.datasets import Dataset, dataset_of
@@ -92,7 +94,9 @@ def expand(file: ExperimentFile) -> list[Run]:
     for run in runs:
         twins = [other for other in runs if other.directory == run.directory]
         if len(twins) > 1:
-            raise UsageError(f"experiments.{run.experiment}.sweep", f"two of its runs are the same, {run.label}; remove one")
+            raise UsageError(
+                f"experiments.{run.experiment}.sweep", f"two of its runs are the same, {run.label}; remove one"
+            )
     return runs
 
 
@@ -110,7 +114,9 @@ def _plain(text: str) -> str:
 
 def _runs_of(file: ExperimentFile, name: str, experiment: Experiment) -> list[Run]:
     key = f"experiments.{name}"
-    choices = [dict(zip(experiment.sweep, values, strict=True)) for values in itertools.product(*experiment.sweep.values())]
+    choices = [
+        dict(zip(experiment.sweep, values, strict=True)) for values in itertools.product(*experiment.sweep.values())
+    ]
     resolved = [_resolve(Path(file.results), key, experiment, choice) for choice in choices]
     digests = [science.digest(parts["science"]) for parts in resolved]
     parent = Path(file.results) / slug(name)
@@ -133,7 +139,8 @@ def _resolve(results: Path, key: str, experiment: Experiment, choice: Mapping[st
     except UsageError as error:
         prefix = key if error.key == "effective_batch_size" else f"{key}.train"
         raise UsageError(f"{prefix}.{error.key}", error.reason) from error
-    dataset = dataset_of(settings.dataset, results)
+    _check_evaluation(settings, key)
+    dataset = dataset_of(settings.dataset, results, f"{key}.dataset")
     what, how = science.split(shared)
     topology = settings.topology.resolved
     if topology.world_size > 1:
@@ -149,8 +156,14 @@ def _resolve(results: Path, key: str, experiment: Experiment, choice: Mapping[st
     }
 
 
+def _check_evaluation(settings: Experiment, key: str) -> None:
+    """Find a wrong simulator key now, and not after the training."""
+    if settings.evaluate:
+        to_typed(schema_of("eval")["fields"]["env"], settings.evaluate.env, f"{key}.evaluate.env")
+
+
 def _apply(key: str, experiment: Experiment, choice: Mapping[str, Any]) -> tuple[Experiment, Tree]:
-    """Lay one choice of the sweep over the experiment: keys of its own sections there, all others over the train keys."""
+    """Lay one choice of the sweep over the experiment's own sections, and what is not theirs over the train keys."""
     own = {dotted: value for dotted, value in choice.items() if _is_own_key(dotted)}
     train = merge(experiment.train, unflatten({dotted: value for dotted, value in choice.items() if dotted not in own}))
     tree = merge(experiment.model_dump(exclude={"sweep"}, exclude_unset=True), {**unflatten(own), "train": train})

@@ -175,7 +175,9 @@ class Experiment(_Section):
             raise ValueError("train.output_dir: the workflow chooses run directories and resumes; remove it")
         varied = any(len(values) > 1 for values in self.sweep.values())
         if self.publish.enabled and self.publish.repo_id and varied and "{run}" not in self.publish.repo_id:
-            raise ValueError("publish.repo_id: every run of the sweep would overwrite the last; put {run} into the name")
+            raise ValueError(
+                "publish.repo_id: every run of the sweep would overwrite the last; put {run} into the name"
+            )
         return self
 
 

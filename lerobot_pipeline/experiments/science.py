@@ -61,5 +61,5 @@ def share_batch(train: Mapping[str, Any], effective_batch_size: int | None, worl
 
 
 def digest(science: Mapping[str, Any]) -> str:
-    """SHA-256 (hex) of a run's science, over its canonical JSON: the order of keys and the file's comments are no part."""
+    """SHA-256 (hex) of a run's science, over canonical JSON: order of keys and comments are no part."""
     return digest_value(science)

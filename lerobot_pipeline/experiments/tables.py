@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from lerobot_pipeline.evaluation.statistics import (
-    clustered_bootstrap_interval,
     bootstrap_interval,
+    clustered_bootstrap_interval,
     compare_paired,
     interquartile_mean,
     wilson_interval,
@@ -82,13 +82,14 @@ def _columns(method: Method, metric: str) -> dict[str, object]:
 
 
 def comparisons(methods: Sequence[Method]) -> pd.DataFrame:
-    """Every trained method against every other method of its experiment, paired by the episodes' starts."""
+    """Every trained method against its experiment's baselines and every later trained method in the same simulator,
+    paired by the episodes' starts."""
+    trained = [method for method in methods if not method.is_baseline]
     rows = []
-    for index, first in enumerate(methods):
-        for second in methods[index + 1 :]:
-            if first.is_baseline or first.experiment != second.experiment:
-                continue
-            rows += [_compare(first, second, metric) for metric in shown_metrics(methods)]
+    for index, first in enumerate(trained):
+        others = [method for method in trained[index + 1 :] if method.simulator == first.simulator]
+        others += [method for method in methods if method.is_baseline and method.experiment == first.experiment]
+        rows += [_compare(first, second, metric) for second in others for metric in shown_metrics(methods)]
     return pd.DataFrame([row for row in rows if row])
 
 
@@ -101,7 +102,7 @@ def _compare(first: Method, second: Method, metric: str) -> dict[str, object]:
     return {
         "experiment": first.experiment,
         "method": first.name,
-        "against": second.name,
+        "against": second.name if second.experiment == first.experiment else f"{second.experiment}: {second.name}",
         "score": metric,
         "pairs": result.num_pairs,
         "difference": result.mean_difference,
@@ -115,7 +116,7 @@ def readable_summary(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the summary as people read it: `0.420 [0.310, 0.540]` in one cell."""
     shown = frame[[column for column in ("experiment", "method", "trainings", "episodes") if column in frame]].copy()
     shown["trainings"] = frame["trainings"].map(lambda count: "–" if count == 0 else str(count)) if len(frame) else []
-    for metric in [column.removesuffix("_low") for column in frame if column.endswith("_low")]:
+    for metric in [name.removesuffix("_low") for name in map(str, frame.columns) if name.endswith("_low")]:
         name = metric.replace("_", " ")
         shown[f"{name} (95 % interval)"] = _joined(frame, metric)
         if f"{metric}_iqm" in frame:
@@ -164,4 +165,6 @@ def _shown_hardware(hardware: Mapping[str, Any]) -> str:
 
 def _joined(frame: pd.DataFrame, column: str, sign: str = "") -> list[str]:
     triples = frame[[column, f"{column}_low", f"{column}_high"]].itertuples(index=False)
-    return ["–" if pd.isna(mean) else f"{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]" for mean, low, high in triples]
+    return [
+        "–" if pd.isna(mean) else f"{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]" for mean, low, high in triples
+    ]

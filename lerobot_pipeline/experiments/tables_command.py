@@ -44,5 +44,6 @@ def run(arguments: list[str]) -> int:
 def _write(output_dir: Path, name: str, exact: pd.DataFrame, readable: pd.DataFrame) -> None:
     write_text(output_dir / f"{name}.csv", exact.to_csv(index=False))
     write_text(output_dir / f"{name}.md", readable.to_markdown(index=False, disable_numparse=True) + "\n")
-    write_text(output_dir / f"{name}.tex", readable.style.hide(axis="index").to_latex(hrules=True))
+    latex = readable.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
+    write_text(output_dir / f"{name}.tex", latex.to_latex(hrules=True))
     write_text(output_dir / f"{name}.html", table_page(name.capitalize(), readable))

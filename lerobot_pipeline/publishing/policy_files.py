@@ -10,14 +10,16 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from lerobot_pipeline.checkpoint import layout
+from lerobot_pipeline.checkpoint.manifest import find_damage
 from lerobot_pipeline.errors import UsageError
 from lerobot_pipeline.files import read_json
 
-MODEL_WEIGHTS = "model.safetensors"
+MODEL_WEIGHTS = layout.WEIGHTS
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
-POLICY_CONFIG = "config.json"
-TRAIN_CONFIG = "train_config.json"
+POLICY_CONFIG = layout.POLICY_CONFIG
+TRAIN_CONFIG = layout.TRAIN_CONFIG
 CARD = "README.md"
 
 _PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
@@ -78,6 +80,7 @@ def find_policy_files(path: Path) -> PolicyFiles:
     for name in names:
         _check_file(directory / name)
     _check_processor_states(directory)
+    _check_manifest(directory)
     return PolicyFiles(directory, names)
 
 
@@ -88,7 +91,7 @@ def _pretrained_dir(path: Path) -> Path:
         )
     if not path.is_dir():
         raise UsageError("policy.path", f"{path} is no directory; give a checkpoint or its pretrained_model directory")
-    inner = path / "pretrained_model"
+    inner = path / layout.PRETRAINED_MODEL
     return inner if inner.is_dir() else path
 
 
@@ -99,7 +102,7 @@ def _find_weights(directory: Path) -> str:
             "policy.path", f"{directory} holds both {' and '.join(present)}; keep the one that is the policy"
         )
     if not present and (directory / _DCP_DIR).is_dir():
-        checkpoint_dir = directory.parent if directory.name == "pretrained_model" else directory
+        checkpoint_dir = directory.parent if directory.name == layout.PRETRAINED_MODEL else directory
         raise UsageError(
             "policy.path",
             f"{directory} holds sharded weights only, which are never published; "
@@ -156,3 +159,20 @@ def _check_processor_states(directory: Path) -> None:
                     "policy.path",
                     f"{processor} needs {state}, a name that is never published; save the processor anew",
                 )
+
+
+def _check_manifest(directory: Path) -> None:
+    step_dir = directory.parent
+    if not _has_manifest(step_dir):
+        return
+    if damage := find_damage(step_dir):
+        raise UsageError("policy.path", f"checkpoint {step_dir} is damaged: {damage[0]}; publish another one")
+
+
+def _has_manifest(step_dir: Path) -> bool:
+    """Whether a manifest belongs to the checkpoint around the policy; LeRobot's own checkpoints have none."""
+    training_step = step_dir / layout.TRAINING_STATE / layout.TRAINING_STEP
+    try:
+        return "manifest" in read_json(training_step)
+    except (OSError, ValueError):
+        return training_step.parent.is_dir() and (step_dir / layout.MANIFEST).exists()

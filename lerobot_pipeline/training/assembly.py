@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,15 +67,16 @@ class Run:
         return self.config.batch_size * self.runtime.topology.world_size
 
 
-def assemble(config: TrainConfig, runtime: Runtime, found: Found | None) -> Run:
+def assemble(config: TrainConfig, runtime: Runtime, found: Found | None, dataset_root: Path) -> Run:
     """Build a run, from scratch or from a checkpoint. Collective.
 
     Args:
         found: the checkpoint to go on from, or None to start anew.
+        dataset_root: where the dataset's files are.
     """
     seed = 0 if config.seed is None else config.seed
     _seed_everything(config, seed)
-    data = _load_once_then_everywhere(config, runtime)
+    data = load_datasets(config, dataset_root)
     bare_policy = _make_policy(config, data, found)
     preprocessor, postprocessor = _make_processors(config, data, bare_policy, runtime.device, found)
     policy, optimizer = runtime.prepare(bare_policy, partial(_make_optimizer, config))
@@ -107,13 +109,6 @@ def _seed_everything(config: TrainConfig, seed: int) -> None:
     set_seed(seed)
     torch.backends.cudnn.deterministic = config.cudnn_deterministic
     torch.backends.cudnn.benchmark = not config.cudnn_deterministic
-
-
-def _load_once_then_everywhere(config: TrainConfig, runtime: Runtime) -> TrainingData:
-    """The main rank goes first, so that a download happens once; the others then find it in the cache."""
-    data = load_datasets(config) if runtime.is_main else None
-    runtime.barrier()
-    return data if data is not None else load_datasets(config)
 
 
 def _make_policy(config: TrainConfig, data: TrainingData, found: Found | None) -> Any:

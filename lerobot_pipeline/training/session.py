@@ -21,6 +21,7 @@ from lerobot_pipeline.config.request import TrainRequest, decode_train, without_
 from lerobot_pipeline.config.rules import check_training
 from lerobot_pipeline.config.science import science_of
 from lerobot_pipeline.config.train import TrainConfig
+from lerobot_pipeline.data.loading import find_dataset
 from lerobot_pipeline.errors import UsageError
 from lerobot_pipeline.training.assembly import assemble
 from lerobot_pipeline.training.banner import log_banner
@@ -38,6 +39,8 @@ class Plan:
     config: TrainConfig
     science: dict[str, Any]
     found: Found | None
+    dataset_root: Path
+    """Where the dataset's files are; it was looked over there."""
 
     @property
     def run_dir(self) -> Path:
@@ -63,14 +66,15 @@ def train(request: TrainRequest) -> None:
         if plan.is_done:
             logger.info("%s is trained to step %d already", plan.run_dir, plan.config.steps)
         else:
-            run = assemble(plan.config, runtime, plan.found)
+            run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
             log_banner(run)
             TrainingLoop(run, plan.science).train()
     finally:
         runtime.close()
     if runtime.is_main and request.summary is not None:
+        command = ["lerobot-pipeline", *sys.argv[1:]]
         files.write_json(
-            request.summary, summarize(plan.run_dir, plan.config, runtime, request.science_digest, sys.argv)
+            request.summary, summarize(plan.run_dir, plan.config, runtime, request.science_digest, command)
         )
 
 
@@ -93,7 +97,7 @@ def make_plan(request: TrainRequest) -> Plan:
     science = science_of(config.to_dict(), world_size())
     if found is not None and request.config_path is None:
         require_same_science(found, science, Path(config.output_dir))
-    return Plan(config, science, found)
+    return Plan(config, science, found, find_dataset(config))
 
 
 def _over_stored(found: Found, values: Tree) -> Tree:

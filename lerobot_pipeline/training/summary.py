@@ -13,6 +13,7 @@ from lerobot_pipeline.checkpoint import layout
 from lerobot_pipeline.checkpoint.reader import newest_checkpoint, weights_digest
 from lerobot_pipeline.checkpoint.state import load_progress
 from lerobot_pipeline.config.train import TrainConfig
+from lerobot_pipeline.data.check.locate import locate_dataset
 from lerobot_pipeline.data.digest import dataset_digest
 from lerobot_pipeline.errors import RunFailure
 from lerobot_pipeline.provenance import collect_provenance
@@ -46,11 +47,11 @@ def summarize(
 
 
 def _dataset_identity(config: TrainConfig) -> dict[str, Any]:
-    from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
-
     dataset = config.dataset
-    meta = LeRobotDatasetMetadata(dataset.repo_id, root=dataset.root, revision=dataset.revision)
-    return {"repo_id": dataset.repo_id, "revision": str(meta.revision), "digest": dataset_digest(Path(meta.root))}
+    path = locate_dataset(dataset.repo_id, None if dataset.root is None else Path(dataset.root), dataset.revision)
+    # The Hub's cache keeps each commit in a directory of its name; a branch or a tag could have moved since.
+    revision = path.name if path.parent.name == "snapshots" else dataset.revision
+    return {"repo_id": dataset.repo_id, "revision": revision, "digest": dataset_digest(path)}
 
 
 def _last_loss(run_dir: Path) -> float | None:

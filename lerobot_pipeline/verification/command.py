@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,10 +29,10 @@ def run(arguments: list[str]) -> int:
         RunFailure: a check failed (with `--strict=true`: or warned); names the first one.
     """
     config = read_config(VerifyConfig, arguments)
-    _require_known_device(config.policy.device)
     results = list(verify(config))
     _print_table(results)
-    failures = [result for result in results if result.status in _failing(config.strict)]
+    failing = {"fail", "warn"} if config.strict else {"fail"}
+    failures = [result for result in results if result.status in failing]
     if config.json is not None:
         write_json(
             config.json,
@@ -51,8 +53,9 @@ def run(arguments: list[str]) -> int:
 def verify(config: VerifyConfig) -> Iterator[CheckResult]:
     """Run every check and yield its result; the quick ones come first."""
     for name, check in _checks(config):
-        with Console(stderr=True).status(f"checking {name}") if sys.stderr.isatty() else _silence():
-            yield run_check(name, check)
+        with _told(name):
+            result = run_check(name, check)
+        yield result
 
 
 def _checks(config: VerifyConfig) -> Iterator[tuple[str, Callable[[], CheckResult]]]:
@@ -75,3 +78,20 @@ def _checks(config: VerifyConfig) -> Iterator[tuple[str, Callable[[], CheckResul
     yield "video", video_checks.check_video
     yield "gloo all-reduce", process_checks.check_gloo
     yield "accelerator all-reduce", lambda: process_checks.check_accelerator_library(facts)
+
+
+def _told(name: str) -> AbstractContextManager[Any]:
+    """Show what is being checked on a terminal; nothing elsewhere."""
+    return Console(stderr=True).status(f"checking {name}") if sys.stderr.isatty() else nullcontext()
+
+
+def _print_table(results: list[CheckResult]) -> None:
+    table = Table(title="environment", title_justify="left")
+    table.add_column("check", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("found, and what to do")
+    for result in results:
+        fix = f"\n[dim]{escape(result.fix)}[/dim]" if result.fix else ""
+        style = _STYLES[result.status]
+        table.add_row(result.name, f"[{style}]{result.status}[/{style}]", escape(result.detail) + fix)
+    Console().print(table)

@@ -39,8 +39,8 @@ def check_device(facts: AcceleratorFacts, requested: str | None) -> CheckResult:
 
     try:
         device = resolve_device(requested or device_type)
-    except UsageError as error:
-        return CheckResult(name="device", status="fail", detail=error.reason, data={"device": requested})
+    except UsageError as refusal:
+        return CheckResult(name="device", status="fail", detail=refusal.reason, data={"device": requested})
     error = matmul_error(str(device), "float32")
     data = {
         "device": device_type,

@@ -51,7 +51,8 @@ def check_workflow(profile: str) -> CheckResult:
         missing += [name for name in ("sbatch", "squeue") if shutil.which(name) is None]
     data = {name: _version_of(name) for name in ("snakemake", wanted) if name}
     if missing:
-        fix = f"install {missing[0]}" + (" (run on the cluster's login node)" if missing[0] == "sbatch" else "")
+        is_slurm = missing[0] in ("sbatch", "squeue")
+        fix = "run this where Slurm's commands are, on a login node" if is_slurm else f"install {missing[0]}"
         detail = f"profile {profile} needs {', '.join(missing)}"
         return CheckResult(name="workflow", status="fail", detail=detail, fix=fix, data=data)
     detail = ", ".join(f"{name} {version}" for name, version in data.items())

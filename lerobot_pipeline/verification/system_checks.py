@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-from lerobot_pipeline.verification.result import CheckResult
+from lerobot_pipeline.verification.result import CheckResult, Status
 
 _SHARED_MEMORY = Path("/dev/shm")
 _MIN_SHARED_MEMORY_GB = 1.0
@@ -39,7 +39,7 @@ def check_disk(path: Path | None = None) -> CheckResult:
     data = {"free_gb": round(free_gb, 1)}
     detail = f"{free_gb:.1f} GB free in the working directory"
     if free_gb < _WANTED_DISK_GB:
-        status = "fail" if free_gb < _MIN_DISK_GB else "warn"
+        status: Status = "fail" if free_gb < _MIN_DISK_GB else "warn"
         fix = "make room, or point results to another disk"
         return CheckResult(name="disk", status=status, detail=detail, fix=fix, data=data)
     return CheckResult(name="disk", status="ok", detail=detail, data=data)
@@ -79,9 +79,13 @@ def check_hub_token() -> CheckResult:
         return CheckResult(name="hub token", status="ok", detail="present, and the Hub takes it", data=data)
     if answer == "refused":
         fix = "log in again with hf auth login"
-        return CheckResult(name="hub token", status="warn", detail="present, but the Hub refuses it", fix=fix, data=data)
+        return CheckResult(
+            name="hub token", status="warn", detail="present, but the Hub refuses it", fix=fix, data=data
+        )
     detail = "present; the Hub cannot be reached"
-    return CheckResult(name="hub token", status="warn", detail=detail, fix="set HF_HUB_OFFLINE=1 if so meant", data=data)
+    return CheckResult(
+        name="hub token", status="warn", detail=detail, fix="set HF_HUB_OFFLINE=1 if so meant", data=data
+    )
 
 
 def _ask_hub(token: str) -> str:

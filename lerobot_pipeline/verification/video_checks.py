@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,9 +58,11 @@ def _make_frames() -> NDArray[np.uint8]:
 def _encode(path: Path, frames: NDArray[np.uint8]) -> str:
     import av
 
+    # The AV1 encoder prints its settings otherwise; 1 means errors only.
+    os.environ.setdefault("SVT_LOG", "1")
     codec = next(name for name in _CODECS if name in av.codecs_available)
     with av.open(str(path), mode="w") as container:
-        stream = container.add_stream(codec, rate=10)
+        stream = cast(av.VideoStream, container.add_stream(codec, rate=10))
         stream.width = stream.height = _SIZE
         stream.pix_fmt = "yuv420p"
         for frame in frames:
@@ -66,13 +71,12 @@ def _encode(path: Path, frames: NDArray[np.uint8]) -> str:
     return codec
 
 
-def _fault_of(decode: object, path: Path, frames: NDArray[np.uint8]) -> str | None:
-    assert callable(decode)
+def _fault_of(decode: Callable[[Path], NDArray[np.uint8]], path: Path, frames: NDArray[np.uint8]) -> str | None:
     try:
         decoded = decode(path)
-    except (ImportError, OSError, RuntimeError, ValueError) as error:
-        # A library that is not found fills a page; its first line says what is meant.
-        return str(error).strip().splitlines()[0][:120] or type(error).__name__
+    except (ImportError, OSError, RuntimeError, ValueError) as failure:
+        # A library that is not found fills a page; its first sentence says what is meant.
+        return str(failure).strip().partition(". ")[0][:120] or type(failure).__name__
     if decoded.shape != frames.shape:
         return f"{decoded.shape} came back for {frames.shape}"
     error = float(np.abs(decoded.astype(np.float64) - frames).mean())
@@ -83,7 +87,8 @@ def _decode_pyav(path: Path) -> NDArray[np.uint8]:
     import av
 
     with av.open(str(path)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    return np.stack(frames)
 
 
 def _decode_torchcodec(path: Path) -> NDArray[np.uint8]:

@@ -1,6 +1,8 @@
 # What the rules share. The work is done in lerobot_pipeline.experiments; here Snakemake's words meet it.
 
 import re
+import sys
+from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
@@ -12,6 +14,9 @@ try:
     PLAN = plan.Plan.read(workflow.configfiles, workflow.config_settings.config)
 except UsageError as error:
     raise WorkflowError(str(error)) from None
+
+# The commands of the environment that Snakemake itself runs in, activated or not.
+shell.prefix(f"export PATH='{Path(sys.executable).parent}':$PATH; ")
 
 
 def one_of(names):

@@ -1,7 +1,3 @@
-localrules:
-    check_dataset,
-
-
 rule collect:
     output:
         root=directory("<results>/datasets/{dataset}/data"),

@@ -1,5 +1,4 @@
-localrules:
-    verify,
+# No local rule: on a cluster the node that trains is checked, not the one that submits.
 
 
 rule verify:
@@ -9,7 +8,16 @@ rule verify:
         "<logs>/{experiment}/verify.log",
     benchmark:
         "<benchmarks>/{experiment}/verify.tsv"
+    threads: 2
+    resources:
+        mem_mb=4000,
+        runtime="30m",
+        gpu=lambda wildcards: PLAN.first_run(
+            wildcards.experiment
+        ).settings.resources.gpus_per_process,
+    params:
+        flags=lambda wildcards: plan.verify_flags(PLAN.first_run(wildcards.experiment)),
     message:
         "Checking this machine for {wildcards.experiment}"
     shell:
-        "lerobot-pipeline verify --json={output} >{log} 2>&1"
+        "lerobot-pipeline verify {params.flags} --json={output} >{log} 2>&1"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
+import pyarrow.parquet as pq
 from PIL import Image
 
 from lerobot_pipeline import files
@@ -16,7 +18,7 @@ from lerobot_pipeline.data.check.progress import follow
 from lerobot_pipeline.data.check.statistics import faulty_features, readable_statistics
 from lerobot_pipeline.data.check.stored import STATISTICS_PATH, StoredDataset, read_columns
 from lerobot_pipeline.data.check.video import expected_times, read_frame_times
-from lerobot_pipeline.errors import UsageError
+from lerobot_pipeline.errors import RunFailure, UsageError
 
 Statistics = dict[str, np.ndarray]
 
@@ -36,11 +38,9 @@ def write_missing_statistics(copy: StoredDataset) -> None:
 
 
 def _require_colours(name: str, feature: dict[str, Any]) -> None:
-    if any((feature.get(key) or {}).get(flag) for key in ("info", "video_info") for flag in _DEPTH_FLAGS):
+    declared = [feature[key] for key in ("info", "video_info") if isinstance(feature.get(key), dict)]
+    if any(info.get(flag) for info in declared for flag in ("is_depth_map", "video.is_depth_map")):
         raise UsageError("repair", f"statistics of the depth camera {name} cannot be computed; restore meta/stats.json")
-
-
-_DEPTH_FLAGS = ("is_depth_map", "video.is_depth_map")
 
 
 def _value_statistics(copy: StoredDataset, name: str) -> Iterator[Statistics]:
@@ -54,22 +54,18 @@ def _value_statistics(copy: StoredDataset, name: str) -> Iterator[Statistics]:
 def _image_statistics(copy: StoredDataset, name: str) -> Iterator[Statistics]:
     from lerobot.datasets.compute_stats import sample_indices
 
-    starts = np.cumsum(copy.lengths) - copy.lengths
-    wanted = {
-        int(row): episode
-        for episode, (start, length) in enumerate(zip(starts, copy.lengths, strict=True))
-        for row in start + np.array(sample_indices(int(length)))
-    }
-    pictures: dict[int, list[np.ndarray]] = {}
-    row = 0
-    for path in follow(copy.data_paths, f"statistics of {name}"):
-        for cell in read_columns(path, [name]).column(name):
-            if row in wanted:
-                picture = Image.open(io.BytesIO(cell["bytes"].as_py())).convert("RGB")
-                pictures.setdefault(wanted[row], []).append(_small(np.asarray(picture)))
-            row += 1
-    for episode in range(len(copy.lengths)):
-        yield _picture_statistics(pictures[episode])
+    cells = _cells(copy.data_paths, name)
+    for length in follow(copy.lengths.tolist(), f"statistics of {name}"):
+        sampled = set(sample_indices(length))
+        contents = [cell["bytes"].as_py() for row, cell in enumerate(islice(cells, length)) if row in sampled]
+        pictures = [Image.open(io.BytesIO(content)).convert("RGB") for content in contents]
+        yield _picture_statistics([_small(np.asarray(picture)) for picture in pictures])
+
+
+def _cells(paths: list[Path], name: str) -> Iterator[Any]:
+    for path in paths:
+        for batch in pq.ParquetFile(path).iter_batches(batch_size=256, columns=[name]):
+            yield from batch.column(name)
 
 
 def _video_statistics(copy: StoredDataset, name: str) -> Iterator[Statistics]:
@@ -77,23 +73,25 @@ def _video_statistics(copy: StoredDataset, name: str) -> Iterator[Statistics]:
 
     for video in follow([video for video in copy.video_files if video.camera == name], f"statistics of {name}"):
         times = read_frame_times(video.path)
-        wanted: dict[int, int] = {}
+        wanted: dict[int, set[int]] = {}
         for episode in video.episodes:
             sampled = expected_times(copy, video, episode)[sample_indices(int(copy.lengths[episode]))]
             # Half a frame earlier, so that rounding does not choose the next one.
-            wanted |= dict.fromkeys(np.searchsorted(times, sampled - 0.5 / copy.fps).tolist(), episode)
-        pictures: dict[int, list[np.ndarray]] = {}
-        for number, picture in _decode_some(video.path, set(wanted)):
-            pictures.setdefault(wanted[number], []).append(_small(picture))
-        for episode in video.episodes:
-            yield _picture_statistics(pictures[episode])
+            wanted[episode] = set(np.searchsorted(times, sampled - 0.5 / copy.fps).tolist())
+        yield from _episode_statistics(video.path, wanted)
 
 
-def _decode_some(path: Path, numbers: set[int]) -> Iterator[tuple[int, np.ndarray]]:
+def _episode_statistics(path: Path, wanted: dict[int, set[int]]) -> Iterator[Statistics]:
+    """Go through a video once; `wanted` holds the frame numbers of each episode, which is let go when it is done."""
+    pictures: dict[int, list[np.ndarray]] = {episode: [] for episode in wanted}
     with av.open(str(path)) as container:
         for number, frame in enumerate(container.decode(container.streams.video[0])):
-            if number in numbers:
-                yield number, frame.to_ndarray(format="rgb24")
+            for episode in [episode for episode in pictures if number in wanted[episode]]:
+                pictures[episode].append(_small(frame.to_ndarray(format="rgb24")))
+                if len(pictures[episode]) == len(wanted[episode]):
+                    yield _picture_statistics(pictures.pop(episode))
+    if pictures:
+        raise RunFailure(f"repair: {path.name} ends before the frames of episode {min(pictures)}")
 
 
 def _small(picture: np.ndarray) -> np.ndarray:

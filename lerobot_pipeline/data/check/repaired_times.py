@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lerobot_pipeline import files
+from lerobot_pipeline.data.check.statistics import readable_statistics
 from lerobot_pipeline.data.check.stored import STATISTICS_PATH, StoredDataset
 from lerobot_pipeline.data.check.timestamps import rows_without_frame
 from lerobot_pipeline.data.check.video import read_frame_times
@@ -67,12 +68,11 @@ def _episode_statistics(copy: StoredDataset, times: np.ndarray) -> list[Statisti
 def _write_statistics(copy: StoredDataset, by_episode: list[Statistics]) -> None:
     from lerobot.datasets.compute_stats import aggregate_feature_stats
 
-    path = copy.root / STATISTICS_PATH
-    stored = copy.statistics if path.exists() else {}
+    stored = readable_statistics(copy)
     if isinstance(stored.get("timestamp"), dict):
         values = aggregate_feature_stats(by_episode)
         stored["timestamp"] = {name: values[name].tolist() for name in stored["timestamp"] if name in values}
-        files.write_json(path, stored)
+        files.write_json(copy.root / STATISTICS_PATH, stored)
 
 
 def _rewrite(paths: list[Path], columns: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,14 +82,10 @@ def check_order(dataset: StoredDataset) -> Iterator[Finding]:
 
 
 def _check_places(dataset: StoredDataset) -> Iterator[Finding]:
-    rows_named: dict[Path, int] = {}
-    for episode, length in enumerate(dataset.lengths):
-        path = dataset.data_path(episode)
-        rows_named[path] = rows_named.get(path, 0) + int(length)
-    for path in dataset.data_paths:
+    for path, expected in dataset.rows_by_data_path.items():
         num_rows = pq.ParquetFile(path).metadata.num_rows
-        if rows_named.get(path, 0) != num_rows:
-            message = f"has {num_rows} rows, but the episodes that name it have {rows_named.get(path, 0)}"
+        if num_rows != expected:
+            message = f"has {num_rows} rows, but the episodes that name it have {expected}"
             yield _data("rows-count", dataset.relative(path), message, _RESTORE)
 
 

@@ -85,7 +85,7 @@ def check_declared_videos(dataset: StoredDataset) -> Iterator[Finding]:
 def check_named_files(dataset: StoredDataset) -> Iterator[Finding]:
     """The files that the episodes table names are there, and the loader finds no others."""
     named_but_missing = "is named by the episodes table, but is missing"
-    named = {dataset.data_path(episode) for episode in range(len(dataset.episodes))}
+    named = set(dataset.rows_by_data_path)
     for path in sorted(named - set(dataset.data_paths)):
         yield _missing("data-missing", dataset.relative(path), named_but_missing)
     for path in sorted(set(dataset.data_paths) - named):

@@ -155,11 +155,16 @@ class StoredDataset:
         """`path` as it is called inside the dataset."""
         return path.relative_to(self.root).as_posix()
 
-    def data_path(self, episode: int) -> Path:
-        """The data file that the episodes table names for an episode."""
-        row = self.episodes.iloc[episode]
-        place = {"chunk_index": int(row["data/chunk_index"]), "file_index": int(row["data/file_index"])}
-        return self.root / self.data_template.format(**place)
+    @cached_property
+    def rows_by_data_path(self) -> dict[Path, int]:
+        """The data files that the episodes table names, each with the number of rows it should have."""
+        columns = ["data/chunk_index", "data/file_index"]
+        sums = self.episodes.groupby(columns, as_index=False)["length"].sum()
+        places = zip(*(sums[name].astype(int) for name in (*columns, "length")), strict=True)
+        return {
+            self.root / self.data_template.format(chunk_index=chunk, file_index=file): num_rows
+            for chunk, file, num_rows in places
+        }
 
     @cached_property
     def video_files(self) -> list[VideoFile]:

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from lerobot_pipeline.config.collect import Observations
-
-os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # pygame warns about its own use of setuptools
-    import gym_pusht  # noqa: F401  (registers the environment)
-    import gymnasium
-
 from lerobot_pipeline.data.collection.expert import Expert
-from lerobot_pipeline.data.collection.world import WorldState
+from lerobot_pipeline.data.collection.world import ENVIRONMENT, WorldState
 
-ENVIRONMENT = "gym_pusht/PushT-v0"
 MAX_STEPS = 300
 """Control steps (10 a second) after which an episode ends unsolved; the limit that lerobot's environment has too."""
-ACTIONS_PER_PLAN = 2
-"""Control steps that are executed before the expert looks again."""
 OBSERVATION_TYPES: dict[Observations, str] = {"state": "environment_state_agent_pos", "pixels": "pixels_agent_pos"}
 """What the simulator calls each of our kinds of observation."""
 
@@ -70,7 +59,7 @@ def _record(environment: gymnasium.Env[Any, Any], seed: int) -> Episode:
     observations, actions, rewards, coverages = [], [], [], []
     success = ended = False
     while not ended:
-        for action in expert.plan(WorldState.of(environment.unwrapped), ACTIONS_PER_PLAN).astype(np.float32):
+        for action in expert.plan(WorldState.of(environment.unwrapped)).astype(np.float32):
             observations.append(observation)
             # The simulator gets the recorded single-precision action, so that a replay is exact.
             observation, reward, success, truncated, info = environment.step(action)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from gym_pusht.envs.pusht import PushTEnv
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from lerobot_pipeline.data.collection.block import Array
+
+os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+with warnings.catch_warnings():
+    # pygame complains about its own use of setuptools.
+    warnings.simplefilter("ignore")
+    from gym_pusht.envs.pusht import PushTEnv
+
+ENVIRONMENT = "gym_pusht/PushT-v0"
+"""The simulator's name in gymnasium, registered by the import of gym_pusht."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +45,6 @@ class WorldState:
         )
 
 
-@dataclass(frozen=True)
-class Futures:
-    """What came of `num_samples` action sequences of `num_steps` control steps each."""
-
-    block_poses: Array
-    """(num_samples, num_steps, 3): x, y in pixels, angle in radians, after each step."""
-
-    agent_positions: Array
-    """(num_samples, num_steps, 2), pixels, after each step."""
-
-
 class PlanningWorld:
     """A second simulator that is set back to one state and rolled ahead, without observations or rewards.
 
@@ -72,18 +70,19 @@ class PlanningWorld:
         block.position = (0.0, 0.0)
         return np.asarray(self._simulator.get_obs()["environment_state"], dtype=np.float64).reshape(-1, 2)
 
-    def roll(self, start: WorldState, actions: Array) -> Futures:
-        """Roll each of `actions` (num_samples, num_steps, 2), target positions in pixels, ahead from `start`."""
-        num_samples, num_steps, _ = actions.shape
-        block_poses = np.empty((num_samples, num_steps, 3))
-        agent_positions = np.empty((num_samples, num_steps, 2))
+    def roll(self, start: WorldState, actions: Array) -> Array:
+        """Roll each of `actions` (num_samples, num_steps, 2), target positions in pixels, ahead from `start`.
+
+        Returns the block's pose after every step: (num_samples, num_steps, 3), pixels and radians.
+        """
+        poses = np.empty((*actions.shape[:2], 3))
+        block = self._simulator.block
         for sample, targets in enumerate(actions.tolist()):
             self._restore(start)
             for step, target in enumerate(targets):
-                agent_positions[sample, step] = self._step(target)
-                block = self._simulator.block
-                block_poses[sample, step] = (*block.position, block.angle)
-        return Futures(block_poses, agent_positions)
+                self._step(target)
+                poses[sample, step] = (*block.position, block.angle)
+        return poses
 
     def _restore(self, state: WorldState) -> None:
         agent, block, space = self._simulator.agent, self._simulator.block, self._simulator.space
@@ -94,7 +93,7 @@ class PlanningWorld:
         space.reindex_shapes_for_body(agent)
         space.reindex_shapes_for_body(block)
 
-    def _step(self, target: list[float]) -> tuple[float, float]:
+    def _step(self, target: list[float]) -> None:
         """One control step of the simulator's position controller, in plain floats: its numpy form is 5 x slower."""
         simulator, agent, advance = self._simulator, self._simulator.agent, self._simulator.space.step
         stiffness, damping, dt = simulator.k_p, simulator.k_v, simulator.dt
@@ -107,4 +106,3 @@ class PlanningWorld:
             agent.velocity = (velocity_x, velocity_y)
             advance(dt)
             x, y = agent.position
-        return x, y

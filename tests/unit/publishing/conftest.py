@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hub_server import HubServer
-from publishing_helpers import REPO_ID, TOKEN
 from safetensors.numpy import save_file
 
 from lerobot_pipeline.config.publish import PublishConfig, PublishedPolicyConfig
 from lerobot_pipeline.files import digest_file, write_json
+from tests.hub_server import HubServer
+from tests.publishing_helpers import REPO_ID, TOKEN
 
 
 @pytest.fixture

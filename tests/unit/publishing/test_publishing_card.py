@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
-from publishing_helpers import REPO_ID, refusal
 
 from lerobot_pipeline.config.publish import PublishConfig
 from lerobot_pipeline.files import read_json, write_json
 from lerobot_pipeline.publishing.publish import publish_checkpoint
+from tests.publishing_helpers import REPO_ID, refusal
 
 
 def test_card_carries_results_data_and_command(

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
-from publishing_helpers import PUBLISHED, REPO_ID, contents, refusal
 
+from lerobot_pipeline.checkpoint.manifest import write_manifest
 from lerobot_pipeline.config.publish import PublishConfig, PublishedPolicyConfig
 from lerobot_pipeline.errors import ConfigError, UsageError
 from lerobot_pipeline.files import digest_file, read_json, write_json
 from lerobot_pipeline.publishing.publish import check_target, publish_checkpoint
+from tests.publishing_helpers import PUBLISHED, REPO_ID, contents, refusal
 
 
 def test_folder_holds_the_allowed_files_and_nothing_else(
@@ -77,7 +78,7 @@ def test_directory_that_is_no_publication_is_never_replaced(
 
 def test_directory_that_cannot_be_made_is_refused_before_training(policy_dir: Path) -> None:
     policy = PublishedPolicyConfig(path=Path("not-trained-yet"))
-    with pytest.raises(UsageError, match="output_dir: .* cannot be made"):
+    with pytest.raises(UsageError, match=r"output_dir: .* cannot be made"):
         check_target(PublishConfig(policy=policy, output_dir=policy_dir / "notes.txt" / "published"))
 
 
@@ -110,6 +111,29 @@ def test_truncated_file_is_named(to_folder: Callable[..., PublishConfig], policy
     content = (policy_dir / name).read_bytes()
     (policy_dir / name).write_bytes(content[: len(content) - 3])
     assert str(policy_dir / name) in refusal(to_folder())
+
+
+@pytest.mark.parametrize(
+    ("damaged", "how"),
+    [
+        ("training_state/scheduler_state.json", "missing"),
+        ("pretrained_model/config.json", "altered"),
+        ("manifest.json", "missing"),
+    ],
+)
+def test_checkpoint_that_differs_from_its_manifest_is_refused(
+    to_folder: Callable[..., PublishConfig], checkpoint: Path, damaged: str, how: str
+) -> None:
+    write_json(checkpoint / "training_state" / "scheduler_state.json", {"last_epoch": 200})
+    write_json(checkpoint / "training_state" / "training_step.json", {"step": 200, "manifest": "manifest.json"})
+    write_manifest(checkpoint)
+    publish_checkpoint(to_folder(dry_run=True))
+    path = checkpoint / damaged
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes().replace(b"act", b"arm"))
+    assert f"{damaged} " in refusal(to_folder())
 
 
 def test_git_lfs_pointer_is_refused_by_its_name(to_folder: Callable[..., PublishConfig], policy_dir: Path) -> None:

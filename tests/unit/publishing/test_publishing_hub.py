@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hub_server import Fault, HubServer
-from publishing_helpers import PUBLISHED, REPO_ID, TOKEN, assert_one_line
 from safetensors.numpy import save_file
 
 from lerobot_pipeline.files import read_json, write_json
 from lerobot_pipeline.publishing import network
+from tests.hub_server import Fault, HubServer
+from tests.publishing_helpers import PUBLISHED, REPO_ID, TOKEN, assert_one_line
 
 
 def test_fresh_repository_gets_everything_in_one_commit(
@@ -81,6 +81,16 @@ def test_passing_faults_are_survived_with_one_commit(
     assert set(hub.repos[REPO_ID].tree) == PUBLISHED | {".gitattributes"}
     receipt = read_json(tmp_path / "publish.json")
     assert (receipt["commit"], receipt["changed"]) == (hub.repos[REPO_ID].head, True)
+
+
+def test_commit_of_somebody_else_in_between_leaves_no_mixture(
+    publish: Callable[..., subprocess.CompletedProcess[str]], hub: HubServer
+) -> None:
+    hub.faults = [Fault("commit", "race")]
+    result = publish()
+    assert result.returncode == 0, result.stderr
+    assert [title for _, title, _ in hub.repos[REPO_ID].commits[1:]] == ["by somebody else", "Publish policy"]
+    assert set(hub.repos[REPO_ID].tree) == PUBLISHED | {".gitattributes"}
 
 
 @pytest.mark.parametrize("route", ["commit", "validate"])

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from publishing_helpers import REPO_ID, TOKEN, refusal
 from safetensors.numpy import save_file
 
 from lerobot_pipeline.config.publish import PublishConfig
 from lerobot_pipeline.files import read_json, write_json
 from lerobot_pipeline.publishing.publish import publish_checkpoint
+from tests.publishing_helpers import REPO_ID, TOKEN, refusal
 
 
 def test_places_in_configs_become_relative_or_null(to_folder: Callable[..., PublishConfig], policy_dir: Path) -> None:

@@ -1,0 +1,113 @@
+"""Runs the product's own training session in this process and records what it computed. Importable by ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lerobot_pipeline.backend.runtime import Runtime, StepResult
+from lerobot_pipeline.config.request import read_train_request
+from lerobot_pipeline.training.assembly import assemble
+from lerobot_pipeline.training.loop import TrainingLoop
+from lerobot_pipeline.training.session import make_plan
+
+
+@dataclass
+class Recording:
+    """What a training run computed, on the CPU."""
+
+    losses: list[float] = field(default_factory=list)
+    """One a step: the mean over all ranks."""
+
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    """One an update: every parameter's gradient before clipping."""
+
+    grad_norms: list[float] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    indices: list[list[int]] = field(default_factory=list)
+    """One a step: the dataset rows that this rank was given."""
+
+
+class RecordingRuntime(Runtime):
+    """A runtime that remembers gradients; it changes nothing."""
+
+    recording: Recording
+
+    def _update(self, policy: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> StepResult:
+        named = self.unwrap(policy).named_parameters()
+        self.recording.gradients.append({name: p.grad.clone() for name, p in named if p.grad is not None})
+        result = super()._update(policy, optimizer, max_grad_norm)
+        assert result.grad_norm is not None
+        self.recording.grad_norms.append(float(result.grad_norm))
+        return result
+
+
+class SummedGradients(RecordingRuntime):
+    """Planted fault: gradients are summed over ranks where they should be averaged."""
+
+    def _update(self, policy: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> StepResult:
+        for parameter in policy.parameters():
+            if parameter.grad is not None:
+                parameter.grad *= self.topology.world_size
+        return super()._update(policy, optimizer, max_grad_norm)
+
+
+class MissingAllReduce(RecordingRuntime):
+    """Planted fault: every rank trains alone."""
+
+    @contextmanager
+    def accumulate(self, policy: nn.Module) -> Iterator[None]:
+        with self.accelerator.no_sync(policy), super().accumulate(policy):
+            yield
+
+
+class LocalNormClipping(MissingAllReduce):
+    """Planted fault: each rank clips by its own norm, and only then are gradients averaged."""
+
+    def _update(self, policy: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> StepResult:
+        nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
+        for parameter in policy.parameters():
+            if parameter.grad is not None:
+                parameter.grad.copy_(self.reduce(parameter.grad, "mean"))
+        return super()._update(policy, optimizer, max_grad_norm)
+
+
+def record_training(arguments: list[str], runtime_class: type[RecordingRuntime] = RecordingRuntime) -> Recording:
+    """Train as `lerobot-pipeline train` would, and return what was computed."""
+    plan = make_plan(read_train_request(arguments))
+    runtime = runtime_class.from_config(plan.config)
+    assert isinstance(runtime, RecordingRuntime)
+    runtime.recording = recording = Recording()
+    plan.run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
+        loop = TrainingLoop(run, plan.science)
+        run.batches = _remembering(run.batches, recording)
+        _watch_losses(loop, recording)
+        loop.train()
+        recording.weights = {name: value.detach().clone() for name, value in run.bare_policy.state_dict().items()}
+    finally:
+        runtime.close()
+    return recording
+
+
+def _remembering(batches: Iterator[dict[str, Any]], recording: Recording) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        recording.indices.append(batch["index"].tolist())
+        yield batch
+
+
+def _watch_losses(loop: TrainingLoop, recording: Recording) -> None:
+    log = loop._log
+
+    def log_and_remember(*arguments: Any) -> None:
+        log(*arguments)
+        assert loop.last_loss is not None
+        recording.losses.append(loop.last_loss)
+
+    loop._log = log_and_remember  # type: ignore[method-assign]
