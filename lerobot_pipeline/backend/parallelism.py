@@ -34,16 +34,15 @@ class ParallelismConfig:
         """
         shard, replicate = self.dp_shard, self.dp_replicate
         if shard == FILL:
-            shard = world_size // (replicate or 1)
+            shard = max(1, world_size // (replicate or 1))
         if replicate is None:
-            replicate = world_size // shard if shard else 0
+            replicate = max(1, world_size // shard)
         if replicate * shard != world_size:
             plural = "process was" if world_size == 1 else "processes were"
             raise UsageError(
                 "parallelism.dp_shard",
-                f"dp_replicate {replicate or self.dp_replicate or 1} x dp_shard {shard or self.dp_shard} = "
-                f"{replicate * shard}, but {world_size} {plural} started; use --parallelism.dp_shard={FILL} to fill "
-                "them, or start as many as the degrees ask for",
+                f"dp_replicate {replicate} x dp_shard {shard} = {replicate * shard}, but {world_size} {plural} started; "
+                f"use --parallelism.dp_shard={FILL} to fill them, or start as many as the degrees ask for",
             )
         return Topology(world_size=world_size, dp_replicate=replicate, dp_shard=shard)
 

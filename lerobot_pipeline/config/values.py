@@ -60,6 +60,9 @@ def _to_bool(node: Node, value: Any, key: str) -> bool:
 
 
 def _to_int(node: Node, value: Any, key: str) -> int:
+    if isinstance(node.get("default"), bool) and value in (True, False, "true", "false"):
+        # LeRobot declares a few switches as `int = False`.
+        return int(value in (True, "true"))
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and _INTEGER.fullmatch(value):
