@@ -12,6 +12,9 @@ from typing import Any
 
 _CHUNK_BYTES = 1 << 20
 
+_LFS_SIGNATURE = b"version https://git-lfs.github.com/spec/"
+"""First bytes of a pointer file, from the Git LFS specification."""
+
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` so that a reader sees the old file or the new one, never a part."""
@@ -37,6 +40,12 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Parse a JSON file. Raises `OSError` or `json.JSONDecodeError`."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether a file only stands for the real one, which Git LFS has not fetched. Raises `OSError`."""
+    with path.open("rb") as stream:
+        return stream.read(len(_LFS_SIGNATURE)) == _LFS_SIGNATURE
 
 
 def canonical_json(value: Any) -> str:

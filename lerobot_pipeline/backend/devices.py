@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-from collections.abc import Mapping
 
 import torch
 
@@ -14,13 +12,6 @@ DEVICE_TYPES = ("cuda", "xpu", "mps", "cpu")
 """Every device that can be chosen, best first. ROCm builds of torch answer as `cuda`."""
 
 DEVICE_KEY = "policy.device"
-
-_VISIBILITY_VARIABLES = {
-    # ROCm honours CUDA_VISIBLE_DEVICES too, but HIP's own variable is the one that its libraries agree on.
-    "rocm": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-    "cuda": ("CUDA_VISIBLE_DEVICES",),
-    "xpu": ("ZE_AFFINITY_MASK",),
-}
 
 
 def is_rocm() -> bool:
@@ -69,13 +60,6 @@ def resolve_device(requested: str | None, key: str = DEVICE_KEY) -> torch.device
     if separator and int(index) >= available:
         raise UsageError(key, f"{requested} was asked for, but there are {available} (numbered from 0)")
     return torch.device(requested)
-
-
-def visibility_variable(device_type: str, environment: Mapping[str, str] | None = None) -> str | None:
-    """Return the variable that chooses cards for a device type: one that is already set, else the preferred one."""
-    environment = os.environ if environment is None else environment
-    names = _VISIBILITY_VARIABLES.get("rocm" if device_type == "cuda" and is_rocm() else device_type, ())
-    return next((name for name in names if environment.get(name)), names[0] if names else None)
 
 
 def name_device(device: torch.device) -> str:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from lerobot_pipeline.config.policy_files import PRETRAINED_MODEL as PRETRAINED_MODEL
+from lerobot_pipeline.config.policy_files import TRAIN_CONFIG as TRAIN_CONFIG
+from lerobot_pipeline.config.policy_files import WEIGHTS as WEIGHTS
+
 CHECKPOINTS = "checkpoints"
 LAST = "last"
-PRETRAINED_MODEL = "pretrained_model"
 EMA_MODEL = "pretrained_model_ema"
 TRAINING_STATE = "training_state"
-
-POLICY_CONFIG = "config.json"
-TRAIN_CONFIG = "train_config.json"
-WEIGHTS = "model.safetensors"
 
 MANIFEST = "manifest.json"
 SCHEDULER_STATE = "scheduler_state.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lerobot_pipeline import files
-from lerobot_pipeline.checkpoint.layout import MANIFEST
+from lerobot_pipeline.checkpoint.layout import MANIFEST, TRAINING_STATE, TRAINING_STEP
 
 _FORMAT = 1
 
@@ -15,6 +15,16 @@ _FORMAT = 1
 def write_manifest(root: Path) -> None:
     """Describe every file below `root` as it stands."""
     files.write_text(root / MANIFEST, _render(_describe(root)))
+
+
+def has_manifest(step_dir: Path) -> bool:
+    """Whether a manifest belongs to a checkpoint: there is one, or the checkpoint says that there should be."""
+    if (step_dir / MANIFEST).exists():
+        return True
+    try:
+        return "manifest" in files.read_json(step_dir / TRAINING_STATE / TRAINING_STEP)
+    except (OSError, ValueError):
+        return False
 
 
 def find_damage(root: Path) -> list[str]:

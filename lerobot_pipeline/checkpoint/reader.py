@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from lerobot_pipeline import files
 from lerobot_pipeline.checkpoint import layout
-from lerobot_pipeline.checkpoint.manifest import find_damage, listed_digest
+from lerobot_pipeline.checkpoint.manifest import find_damage, has_manifest, listed_digest
+from lerobot_pipeline.config.policy_files import POLICY_PATH_KEY, file_fault, policy_faults, weights_file
 from lerobot_pipeline.errors import UsageError
 
 
@@ -66,22 +65,30 @@ def find_faults(step_dir: Path) -> list[str]:
 
     Ours are held against their manifest, byte for byte. LeRobot's have none, and get structural checks.
     """
-    if _has_manifest(step_dir):
+    if has_manifest(step_dir):
         return find_damage(step_dir)
-    model_dir = step_dir / layout.PRETRAINED_MODEL
-    required = [
-        model_dir / layout.POLICY_CONFIG,
-        model_dir / layout.TRAIN_CONFIG,
-        step_dir / layout.TRAINING_STATE / layout.TRAINING_STEP,
-    ]
-    faults = [f"{path.relative_to(step_dir)} is missing" for path in required if not path.is_file()]
-    return faults + _weight_faults(step_dir, model_dir / layout.WEIGHTS)
+    faults = policy_faults(step_dir / layout.PRETRAINED_MODEL, [layout.TRAIN_CONFIG])
+    state_fault = file_fault(step_dir / layout.TRAINING_STATE / layout.TRAINING_STEP)
+    return [f"{layout.PRETRAINED_MODEL}/{fault}" for fault in faults] + (
+        [f"{layout.TRAINING_STATE}/{layout.TRAINING_STEP} {state_fault}"] if state_fault else []
+    )
+
+
+def require_as_saved(model_dir: Path) -> None:
+    """Refuse a policy whose checkpoint is damaged; one that stands alone belongs to none.
+
+    Raises:
+        UsageError: names the checkpoint and its first fault.
+    """
+    step_dir = model_dir.absolute().parent
+    if (step_dir / layout.TRAINING_STATE).is_dir() and (faults := find_faults(step_dir)):
+        raise UsageError(POLICY_PATH_KEY, f"checkpoint {step_dir} is not as it was saved: {faults[0]}")
 
 
 def weights_digest(model_dir: Path) -> str:
     """Return the SHA-256 of a policy's weights file."""
-    name = f"{model_dir.name}/{layout.WEIGHTS}"
-    return listed_digest(model_dir.parent, name) or files.digest_file(model_dir / layout.WEIGHTS)
+    weights = weights_file(model_dir)
+    return listed_digest(model_dir.parent, f"{model_dir.name}/{weights.name}") or files.digest_file(weights)
 
 
 def _candidates(path: Path) -> list[Path]:
@@ -99,27 +106,3 @@ def _candidates(path: Path) -> list[Path]:
     if path.name == layout.CHECKPOINTS:
         path = path.parent
     return layout.step_dirs(path)
-
-
-def _has_manifest(step_dir: Path) -> bool:
-    """Whether a manifest belongs to this checkpoint: there is one, or the checkpoint says that there should be."""
-    if (step_dir / layout.MANIFEST).exists():
-        return True
-    try:
-        return "manifest" in files.read_json(step_dir / layout.TRAINING_STATE / layout.TRAINING_STEP)
-    except (OSError, ValueError):
-        return False
-
-
-def _weight_faults(step_dir: Path, weights: Path) -> list[str]:
-    name = weights.relative_to(step_dir)
-    if not weights.is_file():
-        return [f"{name} is missing"]
-    if weights.stat().st_size < 1024 and weights.read_bytes().startswith(b"version https://git-lfs"):
-        return [f"{name} is a Git LFS pointer, not weights; run `git lfs pull`"]
-    try:
-        with safe_open(weights, framework="pt") as stored:
-            stored.keys()
-    except (SafetensorError, OSError) as error:
-        return [f"{name} is damaged: {error}"]
-    return []

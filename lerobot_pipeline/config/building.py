@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
-from pathlib import Path
 from typing import Any
 
 import draccus
-from huggingface_hub import hf_hub_download
 from lerobot.configs.policies import PreTrainedConfig
 from lerobot.optim import LRSchedulerConfig, OptimizerConfig
 
 from lerobot_pipeline import files
 from lerobot_pipeline.backend.devices import resolve_device
 from lerobot_pipeline.config.flags import schema_of
+from lerobot_pipeline.config.policy_files import POLICY_CONFIG, download_policy, find_policy
 from lerobot_pipeline.config.reader import Tree, decode, merge, typed
-from lerobot_pipeline.config.request import default_video_backend, find_policy_dir
+from lerobot_pipeline.config.request import default_video_backend
 from lerobot_pipeline.config.train import TrainConfig
-from lerobot_pipeline.errors import ConfigError, UsageError
+from lerobot_pipeline.errors import ConfigError
 
 
 def build_train_config(values: Tree, requested_device: str | None) -> TrainConfig:
@@ -61,18 +60,11 @@ def _policy_keys(given: Tree, requested_device: str | None) -> Tree:
 
 def _stored_policy(path: str, revision: str | None) -> tuple[Tree, str]:
     """Return the policy keys of a checkpoint, and where its weights are: a directory, or the id of a Hub repository."""
-    local = find_policy_dir(path)
-    if local is not None:
-        config_file, location = local / "config.json", str(local)
-    else:
-        try:
-            config_file, location = Path(hf_hub_download(path, "config.json", revision=revision)), path
-        except Exception as error:
-            raise UsageError("policy.path", f"{path} is no local directory, and the Hub says: {error}") from error
-    stored = files.read_json(config_file)
+    local = find_policy(path)
+    stored = files.read_json((local or download_policy(path, revision)) / POLICY_CONFIG)
     for machine_or_publishing_key in ("device", "push_to_hub", "repo_id", "pretrained_path"):
         stored.pop(machine_or_publishing_key, None)
-    return stored, location
+    return stored, path if local is None else str(local)
 
 
 def _decode_policy(keys: Tree) -> PreTrainedConfig:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes.util
 import importlib.util
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lerobot_pipeline.config.flags import schema_of
+from lerobot_pipeline.config.policy_files import find_policy
 from lerobot_pipeline.config.reader import Tree, load_yaml, merge, parse_flags, typed
 from lerobot_pipeline.config.rules import check_training
-from lerobot_pipeline.errors import ConfigError, UsageError
+from lerobot_pipeline.errors import UsageError
 
 COMMAND_KEYS = ("config", "config_path", "summary")
 """Keys of the command line that are no part of the training config."""
@@ -77,12 +77,12 @@ def decode_train(tree: Mapping[str, Any]) -> Tree:
     """Type training keys (text or JSON values, nested) by the table of flags.
 
     Raises:
-        ConfigError: an unknown key, or a value of the wrong type.
+        UsageError: an unknown key, a value of the wrong type, or a `policy.path` that is no whole policy.
     """
     values = typed(schema_of("train"), tree)
     policy = values.get("policy") or {}
     if policy.get("path"):
-        _require_config_of(policy["path"])
+        find_policy(policy["path"])
     return values
 
 
@@ -92,35 +92,6 @@ def without_stored_only(tree: Tree) -> Tree:
     if isinstance(kept.get("policy"), dict):
         kept["policy"] = {key: value for key, value in kept["policy"].items() if key != "device"}
     return kept
-
-
-def find_policy_dir(path: str) -> Path | None:
-    """Return the local directory that `--policy.path` names (a step directory means its pretrained_model), or None for
-    the id of a Hub repository.
-
-    Raises:
-        UsageError: it looks like a local path and is none, or it holds no usable checkpoint.
-    """
-    local = Path(path).expanduser()
-    if not local.exists():
-        looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
-        if looks_local:
-            raise UsageError("policy.path", f"{path} does not exist")
-        return None
-    if (local / "pretrained_model").is_dir():
-        local = local / "pretrained_model"
-    if not (local / "config.json").is_file():
-        raise UsageError("policy.path", f"{local} holds no config.json; name a checkpoint or its pretrained_model")
-    shards = local / "pytorch_model_fsdp_0"
-    if shards.is_dir() and not any(
-        (local / name).exists() for name in ("model.safetensors", "adapter_model.safetensors")
-    ):
-        step_dir = local.parent if local.name == "pretrained_model" else local
-        raise UsageError(
-            "policy.path",
-            f"{path} holds DCP shards only; convert it first: lerobot-pipeline convert-dcp --checkpoint_dir={step_dir}",
-        )
-    return local
 
 
 def default_video_backend() -> str:
@@ -156,13 +127,3 @@ def _device_in(tree: Mapping[str, Any]) -> str | None:
     policy = tree.get("policy")
     device = policy.get("device") if isinstance(policy, Mapping) else None
     return None if device in (None, "null") else str(device)
-
-
-def _require_config_of(path: str) -> None:
-    local = find_policy_dir(path)
-    if local is None:
-        return
-    try:
-        json.loads((local / "config.json").read_text(encoding="utf-8"))["type"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError("policy.path", f"{local / 'config.json'} is no policy config: {error}") from error

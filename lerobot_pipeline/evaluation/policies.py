@@ -17,8 +17,9 @@ from lerobot.policies.factory import get_policy_class, make_policy, make_pre_pos
 from safetensors import safe_open
 
 from lerobot_pipeline.config.eval import OBSERVATION_TYPES, with_observation_type
+from lerobot_pipeline.config.policy_files import POLICY_CONFIG, POLICY_PATH_KEY
 from lerobot_pipeline.errors import ConfigError, UsageError
-from lerobot_pipeline.evaluation.policy_files import POLICY_PATH_KEY, PolicyFiles
+from lerobot_pipeline.evaluation.policy_files import PolicyFiles
 from lerobot_pipeline.files import read_json
 
 Observation = dict[str, Any]
@@ -59,13 +60,12 @@ def load_policy_config(files: PolicyFiles, device: str) -> PreTrainedConfig:
     Raises:
         UsageError: a policy type or keys that the installed lerobot does not know.
     """
-    values = read_json(files.directory / "config.json")
+    config_file = files.directory / POLICY_CONFIG
+    values = read_json(config_file)
     policy_type = values.pop("type", None)
     known = PreTrainedConfig.get_known_choices()
     if policy_type not in known:
-        reason = (
-            f"{files.directory / 'config.json'}: policy type {policy_type!r} is not one of {', '.join(sorted(known))}"
-        )
+        reason = f"{config_file}: policy type {policy_type!r} is not one of {', '.join(sorted(known))}"
         raise UsageError(POLICY_PATH_KEY, reason)
     # lerobot swaps an absent device for another one in silence; the one given here exists.
     values["device"] = device
@@ -73,7 +73,7 @@ def load_policy_config(files: PolicyFiles, device: str) -> PreTrainedConfig:
         with draccus.config_type("json"):
             config: PreTrainedConfig = draccus.decode(known[policy_type], values)
     except Exception as error:
-        reason = f"{files.directory / 'config.json'} cannot be read by the installed lerobot: {error}"
+        reason = f"{config_file} cannot be read by the installed lerobot: {error}"
         raise UsageError(POLICY_PATH_KEY, reason) from error
     config.pretrained_path = files.directory
     return config

@@ -8,18 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lerobot_pipeline.config.policy_files import ADAPTER_CONFIG, POLICY_CONFIG, TRAIN_CONFIG
 from lerobot_pipeline.config.publish import PublishConfig
 from lerobot_pipeline.errors import UsageError
 from lerobot_pipeline.files import digest_file, digest_value, read_json, write_json, write_text
 from lerobot_pipeline.publishing.card import CardSources, render_card, template_words
-from lerobot_pipeline.publishing.policy_files import (
-    ADAPTER_CONFIG,
-    CARD,
-    POLICY_CONFIG,
-    TRAIN_CONFIG,
-    PolicyFiles,
-    find_policy_files,
-)
+from lerobot_pipeline.publishing.policy_files import CARD, PolicyFiles, find_policy_files
 from lerobot_pipeline.publishing.sanitizing import sanitize
 from lerobot_pipeline.publishing.scan import scan
 

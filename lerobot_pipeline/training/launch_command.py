@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from lerobot_pipeline.backend.launch import guard_environment, rank_environment, training_command
+from lerobot_pipeline.backend.leases import find_accelerators, leased_devices
 from lerobot_pipeline.backend.parallelism import ParallelismConfig
 from lerobot_pipeline.config.reader import decode, load_yaml, parse_flags
 from lerobot_pipeline.config.request import TrainRequest, read_train_request
@@ -37,9 +38,11 @@ def run(arguments: list[str]) -> int:
     processes = _count_processes(own, rest)
     decode(ParallelismConfig, request.values.get("parallelism") or {}).resolve(processes)
     run_dir, rest = _place(request, rest)
-    attempt = new_attempt(run_dir)
-    environment = rank_environment(processes, os.environ) | {ATTEMPT_VARIABLE: str(attempt)}
-    returncode = _run_to_end(training_command(processes, rest), environment, attempt / LOG_FILE)
+    found = None if request.requested_device == "cpu" else find_accelerators(os.environ)
+    with leased_devices(processes, found, os.environ) as visible:
+        attempt = new_attempt(run_dir)
+        environment = rank_environment(processes, os.environ) | visible | {ATTEMPT_VARIABLE: str(attempt)}
+        returncode = _run_to_end(training_command(processes, rest), environment, attempt / LOG_FILE)
     exit_code, message = read_outcome(attempt, returncode)
     if exit_code != EXIT_DONE:
         print(f"lerobot-pipeline launch: {message} (log: {attempt / LOG_FILE})", file=sys.stderr)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lerobot_pipeline.backend.devices import count_devices, detect_device, resolve_device, visibility_variable
+from lerobot_pipeline.backend.devices import count_devices, detect_device, resolve_device
 from lerobot_pipeline.backend.launch import foreign_settings, guard_environment, rank_environment, training_command
 from lerobot_pipeline.backend.parallelism import ParallelismConfig, effective_batch_size
 from lerobot_pipeline.backend.precision import GradScalerConfig, Precision, require_supported, set_tf32
@@ -32,17 +32,6 @@ def test_a_device_that_is_not_there_is_no_silent_fall_back(name: str) -> None:
 def test_what_is_no_device_is_told(name: str) -> None:
     with pytest.raises(UsageError, match="is no device"):
         resolve_device(name)
-
-
-def test_rocm_prefers_its_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert visibility_variable("cuda", {}) == "HIP_VISIBLE_DEVICES"
-    assert visibility_variable("cuda", {"CUDA_VISIBLE_DEVICES": "1"}) == "CUDA_VISIBLE_DEVICES"
-    assert (
-        visibility_variable("cuda", {"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"}) == "HIP_VISIBLE_DEVICES"
-    )
-    assert visibility_variable("xpu", {}) == "ZE_AFFINITY_MASK"
-    assert visibility_variable("cpu", {}) is None
 
 
 def test_fp16_on_a_cpu_is_refused() -> None:

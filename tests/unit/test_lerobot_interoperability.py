@@ -65,7 +65,7 @@ def test_lerobot_loads_our_checkpoint_and_acts_like_our_evaluator(ours: Path) ->
     evaluated = load_policy(files, load_policy_config(files, "cpu"), PushtEnv(obs_type="environment_state_agent_pos"))
     evaluated.policy.reset()
     with torch.inference_mode():
-        action = evaluated.postprocessor(evaluated.policy.select_action(evaluated.preprocessor(_observation())))
+        action = evaluated.postprocess(evaluated.policy.select_action(evaluated.preprocess(_observation())))
     assert torch.equal(action, expected)
     assert action.shape == (1, 2)
 

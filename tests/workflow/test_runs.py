@@ -41,7 +41,7 @@ experiments:
 
 def write_experiment(directory: Path, steps: int = 4, save_freq: int = 2) -> Path:
     path = directory / "experiment.yaml"
-    root = Path("/tmp/wf/demo")
+    root = PROJECT / "data" / "pusht_state_demo"
     path.write_text(EXPERIMENT.format(root=root, steps=steps, save_freq=save_freq), encoding="utf-8")
     return path
 

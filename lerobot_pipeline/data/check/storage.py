@@ -13,9 +13,7 @@ import pyarrow.parquet as pq
 from lerobot_pipeline.data.check.finding import Finding
 from lerobot_pipeline.data.check.stored import TASKS_PATH, StoredDataset
 from lerobot_pipeline.data.digest import CONTENT_DIRS
-
-_LFS_SIGNATURE = b"version https://git-lfs.github.com/spec/"
-"""First bytes of a pointer file, from the Git LFS specification."""
+from lerobot_pipeline.files import is_lfs_pointer
 
 _DOWNLOAD_AGAIN = "download the file again"
 
@@ -36,15 +34,14 @@ def storage_fault(path: Path) -> StorageFault | None:
     if not path.is_file():
         return StorageFault("not-a-file", "is not a file", "restore it")
     try:
-        with path.open("rb") as stream:
-            head = stream.read(len(_LFS_SIGNATURE))
+        is_pointer = is_lfs_pointer(path)
     except OSError as error:
         return StorageFault("unreadable", f"cannot be read ({error.strerror})", "check its permissions and the disk")
-    if head.startswith(_LFS_SIGNATURE):
+    if is_pointer:
         return StorageFault(
             "lfs-pointer", "is a Git LFS pointer, not the file itself", "run git lfs pull in the dataset's clone"
         )
-    if not head:
+    if path.stat().st_size == 0:
         return StorageFault("empty-file", "is empty (0 bytes)", _DOWNLOAD_AGAIN)
     return None
 
