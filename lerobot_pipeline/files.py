@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,26 @@ def digest_file(path: Path) -> str:
         while chunk := stream.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+@contextmanager
+def fresh_directory(target: Path) -> Iterator[Path]:
+    """Yield an empty directory that takes `target`'s place at the end. After an error `target` stays as it was."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name[:100]}.", dir=target.parent))
+    fresh, old = staging / "new", staging / "old"
+    try:
+        fresh.mkdir()
+        yield fresh
+        if target.exists():
+            # A directory cannot be renamed over a full one: the old one steps aside first.
+            target.rename(old)
+        fresh.rename(target)
+        sync_directory(target.parent)
+    finally:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def list_files(root: Path) -> Iterator[Path]:

@@ -41,8 +41,8 @@ class ParallelismConfig:
             plural = "process was" if world_size == 1 else "processes were"
             raise UsageError(
                 "parallelism.dp_shard",
-                f"dp_replicate {replicate} x dp_shard {shard} = {replicate * shard}, but {world_size} {plural} started; use "
-                f"--parallelism.dp_shard={FILL} to fill them, or start as many as the degrees ask for",
+                f"dp_replicate {replicate} x dp_shard {shard} = {replicate * shard}, but {world_size} {plural} started; "
+                f"use --parallelism.dp_shard={FILL} to fill them, or start as many as the degrees ask for",
             )
         return Topology(world_size=world_size, dp_replicate=replicate, dp_shard=shard)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+# A policy also stands outside of run directories, so its files are named where policies are looked for.
 from lerobot_pipeline.config.policy_files import PRETRAINED_MODEL as PRETRAINED_MODEL
 from lerobot_pipeline.config.policy_files import TRAIN_CONFIG as TRAIN_CONFIG
 from lerobot_pipeline.config.policy_files import WEIGHTS as WEIGHTS

@@ -67,11 +67,11 @@ def find_faults(step_dir: Path) -> list[str]:
     """
     if has_manifest(step_dir):
         return find_damage(step_dir)
-    faults = policy_faults(step_dir / layout.PRETRAINED_MODEL, [layout.TRAIN_CONFIG])
-    state_fault = file_fault(step_dir / layout.TRAINING_STATE / layout.TRAINING_STEP)
-    return [f"{layout.PRETRAINED_MODEL}/{fault}" for fault in faults] + (
-        [f"{layout.TRAINING_STATE}/{layout.TRAINING_STEP} {state_fault}"] if state_fault else []
-    )
+    in_policy = policy_faults(step_dir / layout.PRETRAINED_MODEL, [layout.TRAIN_CONFIG])
+    faults = [f"{layout.PRETRAINED_MODEL}/{fault}" for fault in in_policy]
+    if fault := file_fault(step_dir / layout.TRAINING_STATE / layout.TRAINING_STEP):
+        faults.append(f"{layout.TRAINING_STATE}/{layout.TRAINING_STEP} {fault}")
+    return faults
 
 
 def require_as_saved(model_dir: Path) -> None:

@@ -26,13 +26,12 @@ from lerobot_pipeline.evaluation.results import (
     SCHEMA,
     aggregate,
     describe_episode,
-    fresh_directory,
     result_name,
     write_summary,
 )
 from lerobot_pipeline.evaluation.rollouts import Actor, Episode, open_environments, play_episodes
 from lerobot_pipeline.evaluation.videos import save_video
-from lerobot_pipeline.files import write_json
+from lerobot_pipeline.files import fresh_directory, write_json
 from lerobot_pipeline.provenance import collect_provenance, scrub
 
 

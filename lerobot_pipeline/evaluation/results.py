@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,23 +53,6 @@ def result_name(policy_name: str, env_type: str, identity: dict[str, Any]) -> st
     """Return `<slug>-<8 hex>`: readable, and another name for other weights or another evaluation."""
     slug = re.sub(r"[^a-z0-9]+", "-", f"{env_type} {policy_name}".lower()).strip("-")[:60]
     return f"{slug}-{digest_value(identity)[:8]}"
-
-
-@contextmanager
-def fresh_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory that takes `target`'s place at the end. After an error `target` stays as it was."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        content = staging / "new"
-        content.mkdir()
-        yield content
-        if target.exists():
-            # A directory cannot be renamed over a full one: the old result steps aside first.
-            target.rename(staging / "old")
-        content.rename(target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def write_summary(path: Path, result: dict[str, Any], result_dir: Path) -> None:

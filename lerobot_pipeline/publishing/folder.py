@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from lerobot_pipeline.errors import RunFailure, UsageError
-from lerobot_pipeline.files import digest_file, list_files, sync_directory
+from lerobot_pipeline.files import digest_file, fresh_directory, list_files
 from lerobot_pipeline.publishing.card import is_card_of_ours
 from lerobot_pipeline.publishing.policy_files import CARD, is_publishable
 from lerobot_pipeline.publishing.staging import Publication
@@ -38,12 +37,8 @@ def write_folder(publication: Publication, output_dir: Path) -> bool:
     check_folder(output_dir)
     if _holds(output_dir, publication):
         return False
-    output_dir.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output_dir.name[:100]}.", dir=output_dir.parent) as workplace:
-        fresh, old = Path(workplace) / "new", Path(workplace) / "old"
-        _copy(publication, fresh)
-        _swap(fresh, output_dir, old)
-    sync_directory(output_dir.parent)
+    with fresh_directory(output_dir) as directory:
+        _copy(publication, directory)
     return True
 
 
@@ -61,21 +56,8 @@ def _holds(output_dir: Path, publication: Publication) -> bool:
 
 
 def _copy(publication: Publication, destination: Path) -> None:
-    destination.mkdir()
     for file in publication.files:
         shutil.copyfile(publication.directory / file.path, destination / file.path)
         # The staged file may be a link into a checkpoint: what was scanned must be what is published.
         if digest_file(destination / file.path) != file.sha256:
             raise RunFailure(f"{file.path} changed while it was copied; nothing was published, run this again")
-
-
-def _swap(fresh: Path, output_dir: Path, old: Path) -> None:
-    if not output_dir.exists():
-        fresh.rename(output_dir)
-        return
-    output_dir.rename(old)
-    try:
-        fresh.rename(output_dir)
-    except BaseException:
-        old.rename(output_dir)
-        raise

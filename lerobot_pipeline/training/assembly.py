@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import torch
 from lerobot.policies.factory import make_policy, make_pre_post_processors
@@ -119,6 +120,11 @@ def _make_policy(config: TrainConfig, data: TrainingData, found: Found | None) -
         config.policy.pretrained_path = None
     try:
         policy = make_policy(config.policy, ds_meta=data.meta, rename_map=config.rename_map)
+    except URLError as error:
+        # torchvision fetches a backbone's weights from the network, whatever HF_HUB_OFFLINE says.
+        key = "policy.pretrained_backbone_weights"
+        reason = f"they cannot be downloaded here ({error.reason}); give --{key}=null to start from random ones"
+        raise UsageError(key, reason) from error
     except (ValueError, ImportError, FileNotFoundError) as error:
         raise UsageError("policy", f"{config.policy.type} cannot be built: {error}") from error
     finally:

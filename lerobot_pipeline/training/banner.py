@@ -25,12 +25,13 @@ def banner_lines(run: Run) -> list[str]:
     described = runtime.describe()
     tf32 = described["tf32"]
     assert config.policy is not None
+    how = "detected" if config.requested_device is None else "as asked"
     epochs = run.stream.epoch_of(total_samples)
     lines = [
         f"run directory {config.output_dir}",
         f"{config.policy.type}: {trainable:,} of {sum(p.numel() for p in parameters):,} parameters are trained",
         f"{config.dataset.repo_id}: {run.data.train.num_episodes} episodes, {run.stream.num_samples} samples an epoch",
-        f"{described['layout']} on {described['device_name']} ({described['device']}), mixed precision "
+        f"{described['layout']} on {described['device_name']} ({described['device']}, {how}), mixed precision "
         f"{described['mixed_precision']}, TF32 matmul {_on(tf32['matmul'])} cuDNN {_on(tf32['cudnn'])}",
         f"effective batch {progress.effective_batch_size} = batch_size {progress.batch_size} x dp_world_size "
         f"{progress.dp_world_size} x accumulation {accumulation}; {run.samples_per_step} samples a step",

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from lerobot_pipeline import files
-from lerobot_pipeline.backend.launch import world_size
+from lerobot_pipeline.backend.launch import is_main_rank, world_size
 from lerobot_pipeline.backend.runtime import Runtime
 from lerobot_pipeline.checkpoint import layout
 from lerobot_pipeline.checkpoint.reader import Found, find_checkpoint, newest_checkpoint
 from lerobot_pipeline.checkpoint.state import load_progress
 from lerobot_pipeline.checkpoint.writer import CheckpointWriter
 from lerobot_pipeline.config.building import build_train_config
+from lerobot_pipeline.config.publish import PublishConfig, PublishedPolicyConfig
 from lerobot_pipeline.config.reader import Tree, merge
 from lerobot_pipeline.config.request import TrainRequest, decode_train, without_stored_only
 from lerobot_pipeline.config.rules import check_training
@@ -23,6 +24,7 @@ from lerobot_pipeline.config.science import science_of
 from lerobot_pipeline.config.train import TrainConfig
 from lerobot_pipeline.data.loading import find_dataset
 from lerobot_pipeline.errors import UsageError
+from lerobot_pipeline.publishing.publish import check_target, publish_checkpoint
 from lerobot_pipeline.training.assembly import assemble
 from lerobot_pipeline.training.banner import log_banner
 from lerobot_pipeline.training.loop import TrainingLoop
@@ -56,6 +58,9 @@ class Plan:
 def train(request: TrainRequest) -> None:
     """Train what was asked for and write the summary. Collective: every rank calls it."""
     plan = make_plan(request)
+    if is_main_rank() and (publication := _publication(plan)) is not None:
+        # A missing token or right is found now, not after days of training.
+        check_target(publication)
     runtime = Runtime.from_config(plan.config)
     try:
         # A default name holds the time of day, which differs from rank to rank.
@@ -71,11 +76,8 @@ def train(request: TrainRequest) -> None:
             TrainingLoop(run, plan.science).train()
     finally:
         runtime.close()
-    if runtime.is_main and request.summary is not None:
-        command = ["lerobot-pipeline", *sys.argv[1:]]
-        files.write_json(
-            request.summary, summarize(plan.run_dir, plan.config, runtime, request.science_digest, command)
-        )
+    if runtime.is_main:
+        _conclude(plan, runtime, request)
 
 
 def make_plan(request: TrainRequest) -> Plan:
@@ -98,6 +100,32 @@ def make_plan(request: TrainRequest) -> Plan:
     if found is not None and request.config_path is None:
         require_same_science(found, science, Path(config.output_dir))
     return Plan(config, science, found, find_dataset(config))
+
+
+def _conclude(plan: Plan, runtime: Runtime, request: TrainRequest) -> None:
+    """Write the summary and publish, where that was asked for. Main rank only."""
+    if request.summary is not None:
+        command = ["lerobot-pipeline", *sys.argv[1:]]
+        files.write_json(
+            request.summary, summarize(plan.run_dir, plan.config, runtime, request.science_digest, command)
+        )
+    if (publication := _publication(plan, request.summary)) is not None:
+        logger.info("published %s", publish_checkpoint(publication)["url"])
+
+
+def _publication(plan: Plan, train_summary: Path | None = None) -> PublishConfig | None:
+    """Return what is published at the end of the run, or None: nothing is, unless it was asked for."""
+    policy = plan.config.policy
+    if policy is None or not policy.push_to_hub:
+        return None
+    return PublishConfig(
+        policy=PublishedPolicyConfig(path=plan.run_dir / layout.CHECKPOINTS / layout.LAST),
+        target="hub",
+        repo_id=policy.repo_id,
+        private=policy.private is not False,
+        license=policy.license,
+        train_summary=train_summary,
+    )
 
 
 def _over_stored(found: Found, values: Tree) -> Tree:

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 
+from lerobot_pipeline.provenance import installed_versions
 from lerobot_pipeline.verification.result import CheckResult
 
 _PYTHON = (3, 12)
+_NAMED_PACKAGES = ("lerobot", "torch", "accelerate")
 _OWN_PACKAGE = "lerobot-pipeline"
 _PLUGIN_PREFIXES = ("lerobot_robot_", "lerobot_camera_", "lerobot_teleoperator_", "lerobot_policy_", "lerobot_env_")
 _SLURM_PLUGIN = "snakemake-executor-plugin-slurm"
@@ -29,7 +31,8 @@ def check_versions() -> CheckResult:
             continue
         if not requirement.specifier.contains(version, prereleases=True):
             outside.append(f"{requirement.name} {version}, {owner} wants {requirement.specifier}")
-    data = {"python": sys.version.split()[0], "missing": missing, "outside": outside, "versions": _named_versions()}
+    named = installed_versions(_NAMED_PACKAGES)
+    data = {"python": sys.version.split()[0], "missing": missing, "outside": outside, "versions": named}
     if sys.version_info < _PYTHON:
         detail = f"Python {data['python']}; lerobot needs {'.'.join(map(str, _PYTHON))} or later"
         return CheckResult(name="versions", status="fail", detail=detail, fix="make the environment anew", data=data)
@@ -39,17 +42,18 @@ def check_versions() -> CheckResult:
     if outside:
         fix = "run make setup, or keep the override if you meant it"
         return CheckResult(name="versions", status="warn", detail="; ".join(outside), fix=fix, data=data)
-    named = ", ".join(f"{name} {version}" for name, version in _named_versions().items())
-    return CheckResult(name="versions", status="ok", detail=f"{named}: within their bounds", data=data)
+    detail = ", ".join(f"{name} {version}" for name, version in named.items())
+    return CheckResult(name="versions", status="ok", detail=f"{detail}: within their bounds", data=data)
 
 
 def check_workflow(profile: str) -> CheckResult:
     """Find Snakemake, and what a cluster profile needs beside it."""
     wanted = {"slurm": _SLURM_PLUGIN, "kubernetes": _KUBERNETES_PLUGIN}.get(profile)
-    missing = [name for name in ("snakemake", wanted) if name and _version_of(name) is None]
+    names = ["snakemake", *([wanted] if wanted else [])]
+    data = installed_versions(names)
+    missing = [name for name in names if name not in data]
     if profile == "slurm":
         missing += [name for name in ("sbatch", "squeue") if shutil.which(name) is None]
-    data = {name: _version_of(name) for name in ("snakemake", wanted) if name}
     if missing:
         is_slurm = missing[0] in ("sbatch", "squeue")
         fix = "run this where Slurm's commands are, on a login node" if is_slurm else f"install {missing[0]}"
@@ -101,15 +105,3 @@ def _declared_by(package: str) -> list[str]:
         return importlib.metadata.requires(package) or []
     except importlib.metadata.PackageNotFoundError:
         return []
-
-
-def _named_versions() -> dict[str, str]:
-    found = {name: _version_of(name) for name in ("lerobot", "torch", "accelerate")}
-    return {name: version for name, version in found.items() if version}
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -74,7 +74,7 @@ WRONG_USES: list[tuple[list[str], str]] = [
     ([*TRAIN, "--parallelism.dp_replicate=2"], "dp_replicate 2 x dp_shard 1 = 2, but 1 process was started"),
     ([*TRAIN, "--parallelism.dp_shard=0"], "parallelism.dp_shard: must be >= 1, or -1"),
     ([*TRAIN, "--policy.push_to_hub=true"], "policy.repo_id: is required"),
-    ([*TRAIN, "--policy.path={tmp}"], "holds no config.json"),
+    ([*TRAIN, "--policy.path={tmp}"], "{tmp}/config.json is missing; name a checkpoint"),
     ([*TRAIN, "--dataset.streaming=true"], "dataset.streaming"),
     ([*TRAIN, "--job.target=a10g-small"], "job.target"),
     # What is not there
@@ -83,7 +83,7 @@ WRONG_USES: list[tuple[list[str], str]] = [
     ([*TRAIN, "--policy.device=cuda"], "policy.device: cuda was asked for, but this machine offers only: cpu"),
     ([*TRAIN, "--policy.device=tpu"], "policy.device: 'tpu' is no device"),
     (["train", "--policy.path={tmp}/none", "--dataset.repo_id=a/b"], "policy.path: {tmp}/none does not exist"),
-    (["train", "--policy.path={tmp}", "--dataset.repo_id=a/b"], "holds no config.json"),
+    (["train", "--policy.path={tmp}", "--dataset.repo_id=a/b"], "{tmp}/config.json is missing; name a checkpoint"),
     (["train", "--config_path={tmp}/none.json"], "config_path: {tmp}/none.json does not exist"),
     (["train", "--resume=true"], "config_path: is required with --resume=true"),
     (["train", "--resume=true", "--config_path={tmp}"], "neither a checkpoint nor a run directory"),
@@ -156,7 +156,8 @@ def test_yaml_keeps_what_the_user_sees(tmp_path: Path, capsys: pytest.CaptureFix
 
     config = tmp_path / "train.yaml"
     config.write_text(
-        "dataset: {repo_id: a/b}\npolicy: {type: act}\njob_name: no\noptimizer: {lr: 1e-5}\nsteps: 007\nscheduler: null\n"
+        "dataset: {repo_id: a/b}\npolicy: {type: act}\n"
+        "job_name: no\noptimizer: {lr: 1e-5}\nsteps: 007\nscheduler: null\n"
     )
     values = read_train_request([f"--config_path={config}"]).values
     assert values["job_name"] == "no"

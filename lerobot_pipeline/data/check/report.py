@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib import metadata
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +15,7 @@ from lerobot_pipeline.data.check.finding import Finding
 from lerobot_pipeline.data.check.sequence import Outcome
 from lerobot_pipeline.data.check.stored import StoredDataset
 from lerobot_pipeline.data.digest import content_files, dataset_digest
+from lerobot_pipeline.provenance import installed_versions
 
 _COLOURS = {"ok": "green", "warning": "yellow", "fault": "red", "not made": "bright_black"}
 _PACKAGES = ("lerobot-pipeline", "lerobot", "pyarrow", "av")
@@ -75,7 +75,7 @@ def make_report(dataset: StoredDataset, outcomes: Sequence[Outcome], digest: str
             if isinstance(feature, dict)
         },
         "strictness": asdict(dataset.strictness),
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": installed_versions(_PACKAGES),
     }
 
 
@@ -84,13 +84,6 @@ def content_digest(dataset: StoredDataset) -> str | None:
     try:
         return dataset_digest(dataset.root) if content_files(dataset.root) else None
     except OSError:
-        return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
         return None
 
 

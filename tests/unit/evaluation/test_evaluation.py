@@ -24,8 +24,9 @@ from lerobot_pipeline.config.eval import (
 from lerobot_pipeline.evaluation.baselines import NearestDemonstration
 from lerobot_pipeline.evaluation.policies import load_policy, load_policy_config
 from lerobot_pipeline.evaluation.policy_files import find_policy_files
-from lerobot_pipeline.evaluation.results import aggregate, fresh_directory
+from lerobot_pipeline.evaluation.results import aggregate
 from lerobot_pipeline.evaluation.rollouts import Actor, Episode, open_environments, play_episodes
+from lerobot_pipeline.files import fresh_directory
 from tests.unit.evaluation.evaluating import EPISODE_STEPS, STATE_OBSERVATIONS, evaluate_policy, make_config
 
 

@@ -55,7 +55,7 @@ def lose_a_parameter(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (remove_all, "is no directory here"),
+        (remove_all, "does not exist; name a checkpoint"),
         (truncate, "model.safetensors is damaged"),
         (point, "model.safetensors is a Git LFS pointer"),
         (lambda d: (d / "model.safetensors").unlink(), "model.safetensors is missing"),
