@@ -131,6 +131,7 @@ def test_the_average_follows_the_weights_as_defined() -> None:
                 "--policy.spatial_softmax_num_keypoints=4",
                 "--policy.num_train_timesteps=10",
             ),
+            "--policy.pretrained_backbone_weights=null",
         ],
     ],
     ids=["act", "diffusion"],

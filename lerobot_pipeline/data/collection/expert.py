@@ -1,8 +1,8 @@
 """A planning expert for PushT: it tries many pushes in a copy of the simulator, refines the best, and follows it.
 
-The refinement is the cross-entropy method (Rubinstein and Kroese, 2004) over a few bends of the agent's path. The rest of
-the last plan is one of the next first guesses, and a new one must be clearly better: without that the agent dithers
-between equal plans, and a policy that learns from it does too.
+The refinement is the cross-entropy method (Rubinstein and Kroese, 2004) over a few bends of the agent's path. What is
+left of the last plan is one of the next first guesses, and a new one must be clearly better: without that the agent
+dithers between equal plans, and a policy that learns from it does too.
 """
 
 from __future__ import annotations

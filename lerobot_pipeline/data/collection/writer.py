@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import datasets
 import numpy as np
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.utils.constants import ACTION, OBS_ENV_STATE, OBS_IMAGE, OBS_STATE
@@ -44,8 +45,16 @@ class DemonstrationWriter:
 
     def __init__(self, root: Path, kind: Observations, name: str) -> None:
         self._features = dataset_features(kind)
+        # A bar for every episode's table would drown our own.
+        datasets.disable_progress_bars()
         self._dataset = LeRobotDataset.create(
-            repo_id=name, fps=FRAMES_PER_SECOND, features=self._features, root=root, use_videos=False
+            repo_id=name,
+            fps=FRAMES_PER_SECOND,
+            features=self._features,
+            root=root,
+            use_videos=False,
+            # No video is written; unnamed, lerobot tries out every decoder and logs a page when one is broken.
+            video_backend="pyav",
         )
 
     def __enter__(self) -> DemonstrationWriter:
