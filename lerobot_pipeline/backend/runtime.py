@@ -111,13 +111,22 @@ class Runtime:
         self._consecutive_skips = 0
         self._micro_step = 0
 
+    @staticmethod
+    def require_possible(config: RuntimeConfig) -> tuple[torch.device, Topology]:
+        """Return the device and the layout that a config asks for.
+
+        Raises:
+            UsageError: this machine, or what the launcher started, cannot give them.
+        """
+        device = resolve_device(config.requested_device)
+        require_supported(config.accelerator.mixed_precision, device)
+        return device, _resolve_topology(config.parallelism)
+
     @classmethod
     def from_config(cls, config: RuntimeConfig) -> Runtime:
         """Decide everything, or raise `UsageError`, before a process group or a model exists."""
         allowed_environment = guard_environment()
-        device = resolve_device(config.requested_device)
-        require_supported(config.accelerator.mixed_precision, device)
-        topology = _resolve_topology(config.parallelism)
+        device, topology = cls.require_possible(config)
         ddp = config.accelerator.ddp
         accelerator = Accelerator(
             cpu=device.type == "cpu",

@@ -94,6 +94,7 @@ def make_plan(request: TrainRequest) -> Plan:
     else:
         found = _newest_in(values.get("output_dir"))
     config = build_train_config(values, request.requested_device)
+    Runtime.require_possible(config)
     if config.output_dir is None:
         config.output_dir = default_run_dir(config.job_name or "run")
     science = science_of(config.to_dict(), world_size())
