@@ -38,11 +38,11 @@ class ParallelismConfig:
         if replicate is None:
             replicate = max(1, world_size // shard)
         if replicate * shard != world_size:
-            plural = "process was" if world_size == 1 else "processes were"
+            started = "1 process was started" if world_size == 1 else f"{world_size} processes were started"
             raise UsageError(
                 "parallelism.dp_shard",
-                f"dp_replicate {replicate} x dp_shard {shard} = {replicate * shard}, but {world_size} {plural} started; "
-                f"use --parallelism.dp_shard={FILL} to fill them, or start as many as the degrees ask for",
+                f"dp_replicate {replicate} x dp_shard {shard} = {replicate * shard}, but {started}; use "
+                f"--parallelism.dp_shard={FILL} to fill them, or start as many as the degrees ask for",
             )
         return Topology(world_size=world_size, dp_replicate=replicate, dp_shard=shard)
 
