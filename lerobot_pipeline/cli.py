@@ -41,7 +41,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one sub-command and return its exit code: 0 done, 1 failed, 2 wrong use, 75 stopped whole."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except BrokenPipeError:
+        # The reader of our output went away (`... | head`); python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return EXIT_DONE
@@ -58,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "-h" in rest or "--help" in rest:
         from lerobot_pipeline.config.help import command_help
 
-        print(command_help(command, COMMANDS[command][1], rest))
+        print(command_help(command, COMMANDS[command][1], rest), flush=True)
         return EXIT_DONE
     return _run(command, rest, debug)
 
@@ -75,9 +83,7 @@ def _run(command: str, arguments: list[str], debug: bool) -> int:
     except KeyboardInterrupt:
         return _tell(command, "interrupted", 130)
     except BrokenPipeError:
-        # The reader of our output went away (`... | head`); python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
+        raise
     except Exception as error:
         if debug:
             traceback.print_exc()

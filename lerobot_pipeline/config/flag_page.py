@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from lerobot_pipeline.config.flags import CONFIG_CLASSES, schema_of
 from lerobot_pipeline.config.help import EXTRA_KEYS
-from lerobot_pipeline.config.rules import _NOT_SUPPORTED as REFUSED
+from lerobot_pipeline.config.rules import NOT_SUPPORTED as REFUSED
 from lerobot_pipeline.config.schema import Node
 
 Row = tuple[str, str, str, str]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lerobot_pipeline import files
+from lerobot_pipeline.config.plugins import installed_plugins, register_plugins
 from lerobot_pipeline.config.schema import Node, describe
 
 TABLE_PATH = Path(__file__).with_name("flags.json")
@@ -36,10 +37,10 @@ GENERATED = ("train", "eval")
 
 @cache
 def schema_of(command: str) -> Node:
-    """Return the schema of a command, without importing lerobot where the table fits the installed version."""
+    """Return the schema of a command, without importing lerobot where the table fits what is installed."""
     if command in GENERATED:
         table = _read_table()
-        if table["lerobot"] == importlib.metadata.version("lerobot"):
+        if table["lerobot"] == importlib.metadata.version("lerobot") and not installed_plugins():
             schema: Node = table["commands"][command]
             return schema
     return describe_command(command)
@@ -47,6 +48,8 @@ def schema_of(command: str) -> Node:
 
 def describe_command(command: str) -> Node:
     """Build a command's schema from its dataclass."""
+    if command in GENERATED:
+        register_plugins()
     module_name, class_name = CONFIG_CLASSES[command].split(":")
     module = importlib.import_module(f"lerobot_pipeline.config.{module_name}")
     return describe(getattr(module, class_name))

@@ -23,7 +23,7 @@ _AT_LEAST = {
     "seed": 0,
 }
 
-_NOT_SUPPORTED = {
+NOT_SUPPORTED = {
     "reward_model": "reward models are not trained by this engine; use lerobot-train",
     "sample_weighting": "weighted sampling is not part of this engine yet; leave it out",
     "peft": "PEFT is not part of this version; leave it out",
@@ -47,7 +47,7 @@ def check_training(values: Mapping[str, Any], *, complete: bool) -> None:
     for key, minimum in _AT_LEAST.items():
         if flat.get(key) is not None and flat[key] < minimum:
             raise ConfigError(key, f"must be >= {minimum}, got {flat[key]}")
-    for key, reason in _NOT_SUPPORTED.items():
+    for key, reason in NOT_SUPPORTED.items():
         if any(
             value not in (None, False, {}) for name, value in flat.items() if name == key or name.startswith(f"{key}.")
         ):

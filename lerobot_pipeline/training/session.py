@@ -110,8 +110,16 @@ def _conclude(plan: Plan, runtime: Runtime, request: TrainRequest) -> None:
         files.write_json(
             request.summary, summarize(plan.run_dir, plan.config, runtime, request.science_digest, command)
         )
-    if (publication := _publication(plan, request.summary)) is not None:
+    publication = _publication(plan, request.summary)
+    if publication is not None and _reached_step(plan.run_dir) < plan.config.steps:
+        logger.warning("stopped before the last step: not published yet")
+    elif publication is not None:
         logger.info("published %s", publish_checkpoint(publication)["url"])
+
+
+def _reached_step(run_dir: Path) -> int:
+    found = newest_checkpoint(run_dir)
+    return load_progress(found.state_dir).step if found is not None else 0
 
 
 def _publication(plan: Plan, train_summary: Path | None = None) -> PublishConfig | None:
