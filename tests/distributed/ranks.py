@@ -8,7 +8,7 @@ import os
 import socket
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -19,13 +19,16 @@ class RankPool:
     """`world_size` processes that run the same function at the same time, as torchrun's ranks would."""
 
     def __init__(self, world_size: int) -> None:
-        context = multiprocessing.get_context("spawn")
         self.world_size = world_size
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
-        for rank in range(world_size):
+        for rank in range(self.world_size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, world_size), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, rank, self.world_size), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -39,15 +42,25 @@ class RankPool:
         port = _free_port()
         for pipe in self._pipes:
             pipe.send((port, function, arguments, keywords))
-        answers = []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(_TIMEOUT_S):
-                raise RuntimeError(f"rank {rank} did not answer in {_TIMEOUT_S} s")
-            answers.append(pipe.recv())
-        failures = [text for is_ok, text in answers if not is_ok]
-        if failures:
-            raise RuntimeError("\n".join(failures))
-        return [value for _, value in answers]
+        answers: dict[int, Any] = {}
+        while len(answers) < self.world_size:
+            waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in answers}
+            ready = wait(list(waiting), _TIMEOUT_S)
+            if not ready:
+                raise RuntimeError(f"ranks {sorted(waiting.values())} did not answer in {_TIMEOUT_S} s")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                is_ok, answers[waiting[pipe]] = pipe.recv()
+                if not is_ok:
+                    # The other ranks wait in a collective for the one that failed.
+                    self._restart()
+                    raise RuntimeError(answers[waiting[pipe]])
+        return [answers[rank] for rank in range(self.world_size)]
+
+    def _restart(self) -> None:
+        for process in self._processes:
+            process.kill()
+        self._start()
 
     def close(self) -> None:
         """End the processes."""

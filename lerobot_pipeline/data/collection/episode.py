@@ -46,7 +46,9 @@ class Episode:
 
 def record_episode(seed: int, kind: Observations, max_steps: int = MAX_STEPS) -> Episode:
     """Record the demonstration that belongs to `seed`: the same bytes on every call, in any process."""
-    environment = gymnasium.make(ENVIRONMENT, obs_type=OBSERVATION_TYPES[kind], max_episode_steps=max_steps)
+    environment = gymnasium.make(
+        ENVIRONMENT, obs_type=OBSERVATION_TYPES[kind], max_episode_steps=max_steps, disable_env_checker=True
+    )
     try:
         return _record(environment, seed)
     finally:
