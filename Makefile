@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv)
 REQUIREMENTS ?= requirements.txt
-CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
+CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 
 # Threads of several processes that spin for the same cores cost a hundredfold.
 export OMP_NUM_THREADS ?= 1
