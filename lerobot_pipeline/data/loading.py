@@ -18,6 +18,10 @@ from lerobot_pipeline.data.check import require_trainable
 from lerobot_pipeline.data.order import MicroBatches, Sample, SampleStream, frame_indices
 from lerobot_pipeline.errors import UsageError
 
+MAX_REMEMBERED_ITEMS = 50_000
+"""Items without images are a few kB each, and take LeRobot a millisecond each to put together: a dataset of so many is
+kept in memory once it was read. What an epoch sees is the same with or without."""
+
 Batch = dict[str, Any]
 """Keys of the dataset's features; tensors of shape (batch, ...), images as uint8 (batch, channel, height, width)."""
 
@@ -121,13 +125,22 @@ class _StreamItems(Dataset[Any]):
         self.dataset = dataset
         self.seed = seed
         self.augments = bool(getattr(dataset, "image_transforms", None))
+        self.remembers = not dataset.meta.camera_keys and len(dataset) <= MAX_REMEMBERED_ITEMS
+        self._remembered: dict[int, Any] = {}
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, sample: Sample) -> Any:
-        if not self.augments:
+        if self.augments:
+            return self._augmented(sample)
+        if not self.remembers:
             return self.dataset[sample.index]
+        if sample.index not in self._remembered:
+            self._remembered[sample.index] = self.dataset[sample.index]
+        return self._remembered[sample.index]
+
+    def _augmented(self, sample: Sample) -> Any:
         with torch.random.fork_rng(devices=[]):
             state = np.random.SeedSequence([self.seed, sample.position]).generate_state(1, dtype=np.uint64)
             torch.manual_seed(int(state[0] >> np.uint64(1)))

@@ -66,7 +66,7 @@ def _record_all(config: CollectConfig) -> Iterator[Episode]:
 
 
 def _with_progress(episodes: Iterator[Episode], total: int) -> Iterator[Episode]:
-    """Pass episodes on, with a bar on a terminal and nothing in a batch job's log."""
+    """Yield the episodes, with a bar on a terminal and nothing in a batch job's log."""
     columns = (TextColumn("collect"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[solved]} solved"))
     console = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:

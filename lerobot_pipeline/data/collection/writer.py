@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -64,6 +65,8 @@ class DemonstrationWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._dataset.finalize()
+        # Images wait here until their episode is written, and lerobot leaves the empty directories behind.
+        shutil.rmtree(self._dataset.root / "images", ignore_errors=True)
 
     def add(self, episode: Episode) -> None:
         """Append `episode`; its last frame is the one that is done."""
