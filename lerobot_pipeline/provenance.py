@@ -26,6 +26,7 @@ RECORDED_PACKAGES = (
     "numpy",
     "gymnasium",
     "gym-pusht",
+    "pymunk",
     "snakemake",
 )
 """Packages whose version can change a result."""
