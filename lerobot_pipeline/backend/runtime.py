@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -18,7 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lerobot_pipeline.backend.devices import name_device, resolve_device
+from lerobot_pipeline.backend.gradients import clip_by_global_norm
 from lerobot_pipeline.backend.launch import guard_environment, world_size
+from lerobot_pipeline.backend.layouts import Layout, LayoutOptions, ShardedLayout, WholeLayout
 from lerobot_pipeline.backend.parallelism import ParallelismConfig, Topology
 from lerobot_pipeline.backend.precision import (
     GradScalerConfig,
@@ -27,6 +29,7 @@ from lerobot_pipeline.backend.precision import (
     require_supported,
     set_tf32,
 )
+from lerobot_pipeline.backend.sharding import ActivationCheckpointingConfig, CompileConfig, FSDPConfig
 from lerobot_pipeline.errors import ConfigError, RunFailure, UsageError
 
 
@@ -72,6 +75,18 @@ class AcceleratorConfig:
     ddp: DDPConfig = field(default_factory=DDPConfig)
     """Options of plain data parallelism."""
 
+    fsdp: FSDPConfig = field(default_factory=FSDPConfig)
+    """Options of sharded runs."""
+
+    activation_checkpointing: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
+    """Recomputing activations to save memory."""
+
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    """torch.compile."""
+
+    def __post_init__(self) -> None:
+        self.fsdp.mixed_precision_policy.check(self.mixed_precision)
+
 
 class RuntimeConfig(Protocol):
     """What a config must offer to build a runtime from it."""
@@ -104,6 +119,7 @@ class Runtime:
         self.is_main = bool(accelerator.is_main_process)
         self.precision = precision
         self.accumulation_steps = config.gradient_accumulation.steps
+        self.layout = _make_layout(accelerator, topology, precision, config)
         self.scaler = precision.make_grad_scaler()
         self.tf32: dict[str, Any] = {}
         self.allowed_environment: dict[str, str] = {}
@@ -163,15 +179,16 @@ class Runtime:
         self, policy: nn.Module, make_optimizer: Callable[[nn.Module], Optimizer]
     ) -> tuple[nn.Module, Optimizer]:
         """Place and lay out a policy, then build its optimizer over the parameters that result."""
-        policy = policy.to(self.device)
-        if self.topology.world_size > 1:
-            policy = self.accelerator.prepare_model(policy)
+        policy = self.layout.prepare(policy)
         return policy, make_optimizer(self.unwrap(policy))
 
     def unwrap(self, policy: nn.Module) -> nn.Module:
         """Return the policy as it was before `prepare`."""
-        module: nn.Module = self.accelerator.unwrap_model(policy)
-        return module
+        return self.layout.bare(policy)
+
+    def gather_weights(self, policy: nn.Module) -> dict[str, Tensor] | None:
+        """Return a sharded policy's whole state dict on the main rank, None where the policy holds it. Collective."""
+        return self.layout.weights(policy)
 
     def autocast(self) -> torch.autocast:
         """Return the context for forward passes outside training, such as evaluation."""
@@ -179,9 +196,9 @@ class Runtime:
 
     @contextmanager
     def accumulate(self, policy: nn.Module) -> Iterator[None]:
-        """Run one micro-batch: forward under autocast, and no gradient exchange before the last of an update."""
+        """Run one micro-batch in the layout's precision, without gradient exchange before the last of an update."""
         is_last = (self._micro_step + 1) % self.accumulation_steps == 0
-        with nullcontext() if is_last else self.accelerator.no_sync(policy), self.autocast():
+        with self.layout.micro_batch(policy, is_last):
             yield
 
     def backward(self, loss: Tensor) -> None:
@@ -244,14 +261,14 @@ class Runtime:
             "mixed_precision": self.precision.mixed_precision,
             "tf32": self.tf32,
             "allowed_environment": self.allowed_environment,
+            **self.layout.describe(),
         }
 
     def _update(self, policy: nn.Module, optimizer: Optimizer, max_grad_norm: float) -> StepResult:
+        self.layout.complete_gradients()
         if self.scaler:
             self.scaler.unscale_(optimizer)
-        # The norm is computed, not waited for: it stays on the device until metrics are logged.
-        limit = max_grad_norm if max_grad_norm > 0 else float("inf")
-        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), limit)
+        grad_norm = self._clip(policy, max_grad_norm)
         was_skipped = False
         if self.scaler:
             scale_before = self.scaler.get_scale()
@@ -263,6 +280,10 @@ class Runtime:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return StepResult(grad_norm, did_update=not was_skipped, was_skipped=was_skipped)
+
+    def _clip(self, policy: nn.Module, max_grad_norm: float) -> Tensor:
+        # The norm is computed, not waited for: it stays on the device until metrics are logged.
+        return clip_by_global_norm(policy.parameters(), max_grad_norm, self.device)
 
     def _count_skip(self, was_skipped: bool) -> None:
         self.num_skips += was_skipped
@@ -282,12 +303,18 @@ class Runtime:
 
 def _resolve_topology(parallelism: ParallelismConfig) -> Topology:
     try:
-        topology = parallelism.resolve(world_size())
+        return parallelism.resolve(world_size())
     except UsageError as error:
         if world_size() == 1 and "ACCELERATE_MIXED_PRECISION" in os.environ:
             hint = "`accelerate launch` on a CPU starts one process unless --multi_gpu or --num_machines is given"
             raise UsageError(error.key, f"{error.reason} ({hint})") from error
         raise
+
+
+def _make_layout(
+    accelerator: Accelerator, topology: Topology, precision: Precision, config: AcceleratorConfig
+) -> Layout:
+    options = LayoutOptions(config.fsdp, config.activation_checkpointing, config.compile)
     if topology.is_sharded:
-        raise UsageError("parallelism.dp_shard", "sharded training is not part of this version; leave it at 1")
-    return topology
+        return ShardedLayout(topology, precision, options)
+    return WholeLayout(accelerator, topology, precision, options)

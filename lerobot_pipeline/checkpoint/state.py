@@ -1,4 +1,4 @@
-"""What a checkpoint restores besides weights: optimizer, schedule, scaler, random state, and where the run stood."""
+"""What a checkpoint restores besides weights and optimizer: schedule, scaler, random state, where the run stood."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from lerobot.optim import load_optimizer_state, load_scheduler_state, save_optimizer_state, save_scheduler_state
-from lerobot.utils.constants import OPTIMIZER_STATE
+from lerobot.optim import load_scheduler_state, save_scheduler_state
 from lerobot.utils.random_utils import deserialize_rng_state, serialize_rng_state
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lerobot_pipeline import files
@@ -58,20 +55,18 @@ def restore_random_state(state: dict[str, Tensor]) -> None:
 def save_state(
     directory: Path,
     progress: Progress,
-    optimizer: Optimizer,
     scheduler: LRScheduler | None,
     scaler: torch.amp.GradScaler | None,
     random_states: list[dict[str, Tensor]],
     described: dict[str, Any],
 ) -> None:
-    """Write `training_state/`.
+    """Write `training_state/` but for the optimizer.
 
     Args:
         random_states: one per rank, in the order of ranks.
         described: what else belongs in `training_step.json` (topology, precision).
     """
     directory.mkdir(parents=True, exist_ok=True)
-    save_optimizer_state(optimizer, directory)
     if scheduler is not None:
         save_scheduler_state(scheduler, directory)
     if scaler is not None:
@@ -112,16 +107,12 @@ def load_progress(directory: Path) -> Progress:
     return Progress(step, cursor, world_size, batch_size, int(stored.get("grad_accum") or 1))
 
 
-def load_state(
-    directory: Path, optimizer: Optimizer, scheduler: LRScheduler | None, scaler: torch.amp.GradScaler | None
-) -> list[str]:
-    """Restore optimizer, schedule and scaler, and return what had to be left out, as sentences.
+def load_state(directory: Path, scheduler: LRScheduler | None, scaler: torch.amp.GradScaler | None) -> list[str]:
+    """Restore schedule and scaler, and return what had to be left out, as sentences.
 
     Raises:
-        UsageError: the optimizer's state is of a kind that cannot be restored.
+        UsageError: the schedule's state is missing.
     """
-    _refuse_gathered_optimizer(directory)
-    load_optimizer_state(optimizer, directory)
     left_out = []
     if scheduler is not None:
         if (directory / layout.SCHEDULER_STATE).is_file():
@@ -147,18 +138,3 @@ def _scaler_state(scaler: torch.amp.GradScaler) -> dict[str, float | int]:
     state = scaler.state_dict()
     integers = ("growth_interval", "_growth_tracker")
     return {name: int(value) if name in integers else float(value) for name, value in state.items()}
-
-
-def _refuse_gathered_optimizer(directory: Path) -> None:
-    """LeRobot 0.6 gathers a sharded run's optimizer under parameter names; torch numbers parameters instead."""
-    path = directory / OPTIMIZER_STATE
-    if not path.is_file():
-        raise UsageError("config_path", f"{path} is missing; name another checkpoint")
-    with safe_open(path, framework="pt") as stored:
-        names = [key.split("/")[1] for key in stored.keys() if key.startswith("state/")]  # noqa: SIM118
-    if any(not name.isdigit() for name in names):
-        raise UsageError(
-            "config_path",
-            "this checkpoint is of a sharded run by LeRobot 0.6 or earlier, whose gathered optimizer state cannot be "
-            "resumed; start a new run from its weights with --policy.path",
-        )

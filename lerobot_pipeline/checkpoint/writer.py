@@ -16,6 +16,7 @@ from lerobot_pipeline import files
 from lerobot_pipeline.backend.runtime import Runtime
 from lerobot_pipeline.checkpoint import layout
 from lerobot_pipeline.checkpoint.manifest import write_manifest
+from lerobot_pipeline.checkpoint.optimizer import save_optimizer_shards, save_whole_optimizer
 from lerobot_pipeline.checkpoint.state import Progress, capture_random_state, save_state
 
 
@@ -33,6 +34,9 @@ class Snapshot:
     progress: Progress
     train_config: dict[str, Any]
     science: dict[str, Any]
+    weights: dict[str, Tensor] | None = None
+    """The gathered state dict of a sharded policy; None where the policy itself holds it."""
+
     ema_weights: dict[str, Tensor] | None = None
     """State dict of the averaged policy, where a run keeps one."""
 
@@ -53,8 +57,11 @@ class CheckpointWriter:
         assert self.runtime.is_update_boundary, "gradients in flight would be lost"
         random_states = self.runtime.gather(capture_random_state())
         target = self.root / layout.step_name(snapshot.progress.step, self.total_steps)
+        staging = self._make_staging(snapshot.progress.step)
+        self._write_optimizer(staging / layout.TRAINING_STATE, snapshot)
         if self.runtime.is_main:
-            self._publish(self._write(snapshot, random_states), target)
+            self._write(staging, snapshot, random_states)
+            self._publish(staging, target)
         self.runtime.barrier()
         return target
 
@@ -64,10 +71,23 @@ class CheckpointWriter:
             for path in self.root.glob(f"{layout.STAGING_PREFIX}*"):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
-    def _write(self, snapshot: Snapshot, random_states: list[dict[str, Tensor]]) -> Path:
-        staging = self.root / f"{layout.STAGING_PREFIX}{snapshot.progress.step}-{os.getpid()}"
-        shutil.rmtree(staging, ignore_errors=True)
-        self._write_model(staging / layout.PRETRAINED_MODEL, snapshot, None)
+    def _make_staging(self, step: int) -> Path:
+        """Return an empty directory, the same on every rank."""
+        staging: Path = self.root / self.runtime.broadcast(f"{layout.STAGING_PREFIX}{step}-{os.getpid()}")
+        if self.runtime.is_main:
+            shutil.rmtree(staging, ignore_errors=True)
+            (staging / layout.TRAINING_STATE).mkdir(parents=True)
+        self.runtime.barrier()
+        return staging
+
+    def _write_optimizer(self, state_dir: Path, snapshot: Snapshot) -> None:
+        if self.runtime.topology.is_sharded:
+            save_optimizer_shards(snapshot.policy, snapshot.optimizer, state_dir)
+        elif self.runtime.is_main:
+            save_whole_optimizer(snapshot.optimizer, state_dir)
+
+    def _write(self, staging: Path, snapshot: Snapshot, random_states: list[dict[str, Tensor]]) -> None:
+        self._write_model(staging / layout.PRETRAINED_MODEL, snapshot, snapshot.weights)
         if snapshot.ema_weights is not None:
             self._write_model(staging / layout.EMA_MODEL, snapshot, snapshot.ema_weights)
         state_dir = staging / layout.TRAINING_STATE
@@ -79,7 +99,6 @@ class CheckpointWriter:
         save_state(
             state_dir,
             snapshot.progress,
-            snapshot.optimizer,
             snapshot.scheduler,
             self.runtime.scaler,
             random_states,
@@ -88,7 +107,6 @@ class CheckpointWriter:
         files.write_json(state_dir / layout.SCIENCE, snapshot.science)
         write_manifest(staging)
         _sync_tree(staging)
-        return staging
 
     def _write_model(self, directory: Path, snapshot: Snapshot, weights: dict[str, Tensor] | None) -> None:
         snapshot.policy.save_pretrained(directory, state_dict=weights)

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lerobot_pipeline import files
 from lerobot_pipeline.backend.runtime import Runtime
 from lerobot_pipeline.checkpoint import layout
+from lerobot_pipeline.checkpoint.optimizer import load_optimizer
 from lerobot_pipeline.checkpoint.reader import Found
 from lerobot_pipeline.checkpoint.state import (
     Progress,
@@ -83,7 +84,7 @@ def assemble(config: TrainConfig, runtime: Runtime, found: Found | None, dataset
     policy, optimizer = runtime.prepare(bare_policy, partial(_make_optimizer, config))
     scheduler = config.scheduler.build(optimizer, config.steps) if config.scheduler is not None else None
     ema = EMA(runtime.unwrap(policy), config.ema.decay) if config.ema.enable else None
-    progress = _restore(config, runtime, optimizer, scheduler, ema, found)
+    progress = _restore(config, runtime, policy, optimizer, scheduler, ema, found)
     stream = make_stream(data.train, seed, getattr(config.policy, "drop_n_last_frames", 0) or 0)
     batches = MicroBatches(stream, config.batch_size, runtime.rank, runtime.topology.world_size, progress.cursor)
     loader = make_training_loader(config, data.train, batches, runtime.device)
@@ -179,6 +180,7 @@ def _make_optimizer(config: TrainConfig, policy: Any) -> Optimizer:
 def _restore(
     config: TrainConfig,
     runtime: Runtime,
+    policy: nn.Module,
     optimizer: Optimizer,
     scheduler: LRScheduler | None,
     ema: EMA | None,
@@ -189,7 +191,8 @@ def _restore(
     if found is None:
         return Progress(0, 0, world_size, config.batch_size, accumulation)
     saved = load_progress(found.state_dir)
-    for sentence in load_state(found.state_dir, optimizer, scheduler, runtime.scaler):
+    load_optimizer(runtime.unwrap(policy), optimizer, found.state_dir, runtime.topology.is_sharded)
+    for sentence in load_state(found.state_dir, scheduler, runtime.scaler):
         logger.warning("%s", sentence)
     if ema is not None:
         _restore_ema(ema, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 class EMA:
@@ -24,19 +25,33 @@ class EMA:
         """Take in the weights after an update. Not called for a skipped one."""
         self.num_updates += 1
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
-        current = [parameter.detach().float() for parameter in self._parameters.values()]
-        torch._foreach_lerp_(list(self._averages.values()), current, 1 - decay)
+        current = [_local(parameter.detach()).float() for parameter in self._parameters.values()]
+        torch._foreach_lerp_([_local(average) for average in self._averages.values()], current, 1 - decay)
 
-    def state_dict(self, policy: nn.Module) -> dict[str, Tensor]:
-        """Return the policy's full state dict with the averages in place of the trainable parameters."""
-        weights: dict[str, Tensor] = policy.state_dict()
+    def over(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a whole state dict with the averages in place of the trainable parameters.
+
+        Collective for a sharded policy; ranks whose `weights` are empty get an empty dict.
+        """
+        averaged = dict(weights)
         for name, average in self._averages.items():
-            weights[name] = average.to(weights[name].dtype)
-        return weights
+            whole = average.full_tensor() if isinstance(average, DTensor) else average
+            if weights:
+                averaged[name] = whole.to(weights[name].device, weights[name].dtype)
+        return averaged
 
     @torch.no_grad()
     def load(self, weights: dict[str, Tensor], num_updates: int) -> None:
         """Go on from averages that were saved."""
         self.num_updates = num_updates
         for name, average in self._averages.items():
-            average.copy_(weights[name])
+            if isinstance(average, DTensor):
+                whole = weights[name].to(average.device)
+                average.copy_(distribute_tensor(whole, average.device_mesh, average.placements))
+            else:
+                average.copy_(weights[name])
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return this rank's part, sharing memory with the tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -142,6 +142,7 @@ class TrainingLoop:
         """Write a checkpoint of the run as it stands. Collective, at an update boundary."""
         self._require_finite()
         run, ema = self.run, self.run.ema
+        weights = self.runtime.gather_weights(run.policy)
         path = self.writer.save(
             Snapshot(
                 policy=run.bare_policy,
@@ -152,7 +153,8 @@ class TrainingLoop:
                 progress=run.progress,
                 train_config=self.config.to_dict(),
                 science=self.science,
-                ema_weights=ema.state_dict(run.bare_policy) if ema is not None else None,
+                weights=weights,
+                ema_weights=ema.over(run.bare_policy.state_dict() if weights is None else weights) if ema else None,
                 ema_updates=ema.num_updates if ema is not None else 0,
             )
         )

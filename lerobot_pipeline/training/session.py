@@ -94,7 +94,11 @@ def make_plan(request: TrainRequest) -> Plan:
     else:
         found = _newest_in(values.get("output_dir"))
     config = build_train_config(values, request.requested_device)
-    Runtime.require_possible(config)
+    _, topology = Runtime.require_possible(config)
+    if topology.is_sharded and config.checkpoint_format != "safetensors":
+        raise UsageError(
+            "checkpoint_format", f"{config.checkpoint_format} is not part of this version; use safetensors"
+        )
     if config.output_dir is None:
         config.output_dir = default_run_dir(config.job_name or "run")
     science = science_of(config.to_dict(), world_size())
@@ -169,7 +173,7 @@ def _prepare_run_dir(plan: Plan, runtime: Runtime) -> None:
         for line in plan.found.passed_over:
             logger.warning("passed over a damaged checkpoint: %s", line)
         logger.info("going on from %s", plan.found.step_dir)
-    if plan.config.checkpoint_format != "safetensors":
+    if plan.config.checkpoint_format != "safetensors" and not runtime.topology.is_sharded:
         logger.warning(
             "checkpoint_format %s is for sharded runs; writing model.safetensors", plan.config.checkpoint_format
         )

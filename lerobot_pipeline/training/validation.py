@@ -22,7 +22,9 @@ def held_out_loss(run: Run) -> float:
     """Return the loss over the held-out frames, each counted once over all ranks. Collective."""
     runtime, dataset = run.runtime, run.data.held_out
     assert dataset is not None
-    batches = make_held_out_batches(run.config, dataset, runtime.rank, runtime.topology.world_size, runtime.device)
+    # Ranks that shard a policy gather it in every forward pass, so that all of them have to see equally many batches.
+    rank, world_size = (0, 1) if runtime.topology.is_sharded else (runtime.rank, runtime.topology.world_size)
+    batches = make_held_out_batches(run.config, dataset, rank, world_size, runtime.device)
     totals = torch.zeros(2, dtype=torch.float64)
     with _looking(run):
         for batch in batches:
@@ -36,14 +38,19 @@ def held_out_loss(run: Run) -> float:
 
 
 def rollouts(run: Run, videos_dir: Path) -> dict[str, float]:
-    """Roll the policy out on the main rank, and return the aggregate on every rank. Collective."""
+    """Roll the policy out, and return the main rank's aggregate on every rank. Collective.
+
+    A policy that is whole acts on the main rank alone. A sharded one acts on every rank at once, from the same seeds, since
+    each of its steps is a collective; the main rank's results count.
+    """
     runtime = run.runtime
-    aggregate = _rollouts_on_main(run, videos_dir) if runtime.is_main else {}
+    acts = runtime.is_main or runtime.topology.is_sharded
+    aggregate = _roll_out(run, videos_dir if runtime.is_main else None) if acts else {}
     shared: dict[str, float] = runtime.broadcast(aggregate)
     return shared
 
 
-def _rollouts_on_main(run: Run, videos_dir: Path) -> dict[str, float]:
+def _roll_out(run: Run, videos_dir: Path | None) -> dict[str, float]:
     config = run.config
     env_preprocessor, env_postprocessor = make_env_pre_post_processors(env_cfg=config.env, policy_cfg=config.policy)
     envs = make_env(config.env, n_envs=config.eval.batch_size, use_async_envs=config.eval.use_async_envs)
@@ -58,7 +65,7 @@ def _rollouts_on_main(run: Run, videos_dir: Path) -> dict[str, float]:
                 postprocessor=run.postprocessor,
                 n_episodes=config.eval.n_episodes,
                 videos_dir=videos_dir,
-                max_episodes_rendered=MAX_VIDEOS,
+                max_episodes_rendered=MAX_VIDEOS if videos_dir is not None else 0,
                 start_seed=config.seed,
                 # One policy holds one action queue: tasks rolled out side by side would share it.
                 max_parallel_tasks=1,

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
-from lerobot_pipeline.backend.runtime import Runtime, StepResult
+from lerobot_pipeline.backend.runtime import Runtime
 from lerobot_pipeline.config.request import read_train_request
 from lerobot_pipeline.training.assembly import assemble
 from lerobot_pipeline.training.loop import TrainingLoop
@@ -38,43 +40,59 @@ class RecordingRuntime(Runtime):
 
     recording: Recording
 
-    def _update(self, policy: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> StepResult:
+    def _clip(self, policy: nn.Module, max_grad_norm: float) -> Tensor:
         named = self.unwrap(policy).named_parameters()
-        self.recording.gradients.append({name: p.grad.clone() for name, p in named if p.grad is not None})
-        result = super()._update(policy, optimizer, max_grad_norm)
-        assert result.grad_norm is not None
-        self.recording.grad_norms.append(float(result.grad_norm))
-        return result
+        self.recording.gradients.append({name: _whole(p.grad).clone() for name, p in named if p.grad is not None})
+        grad_norm = super()._clip(policy, max_grad_norm)
+        self.recording.grad_norms.append(float(grad_norm))
+        return grad_norm
 
 
 class SummedGradients(RecordingRuntime):
     """Planted fault: gradients are summed over ranks where they should be averaged."""
 
-    def _update(self, policy: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> StepResult:
+    def _clip(self, policy: nn.Module, max_grad_norm: float) -> Tensor:
         for parameter in policy.parameters():
             if parameter.grad is not None:
                 parameter.grad *= self.topology.world_size
-        return super()._update(policy, optimizer, max_grad_norm)
+        return super()._clip(policy, max_grad_norm)
 
 
 class MissingAllReduce(RecordingRuntime):
-    """Planted fault: every rank trains alone."""
+    """Planted fault: every rank trains alone (sharded: gradients of the replicas are never brought together)."""
 
     @contextmanager
     def accumulate(self, policy: nn.Module) -> Iterator[None]:
-        with self.accelerator.no_sync(policy), super().accumulate(policy):
-            yield
+        if isinstance(policy, FSDPModule):
+            with super().accumulate(policy):
+                policy.set_requires_all_reduce(False)
+                yield
+        else:
+            with self.accelerator.no_sync(policy), super().accumulate(policy):
+                yield
 
 
-class LocalNormClipping(MissingAllReduce):
+class LocalNormClipping(RecordingRuntime):
+    """Planted fault: each rank clips by the norm of what it holds itself."""
+
+    def _clip(self, policy: nn.Module, max_grad_norm: float) -> Tensor:
+        gradients = [p.grad for p in policy.parameters() if p.grad is not None]
+        local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+        norm = torch.stack([g.norm() for g in local]).norm()
+        for gradient in local:
+            gradient *= (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        return super()._clip(policy, 0.0)
+
+
+class UnreducedLocalNormClipping(MissingAllReduce):
     """Planted fault: each rank clips by its own norm, and only then are gradients averaged."""
 
-    def _update(self, policy: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> StepResult:
+    def _clip(self, policy: nn.Module, max_grad_norm: float) -> Tensor:
         nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
         for parameter in policy.parameters():
             if parameter.grad is not None:
                 parameter.grad.copy_(self.reduce(parameter.grad, "mean"))
-        return super()._update(policy, optimizer, max_grad_norm)
+        return super()._clip(policy, max_grad_norm)
 
 
 def record_training(arguments: list[str], runtime_class: type[RecordingRuntime] = RecordingRuntime) -> Recording:
@@ -90,10 +108,15 @@ def record_training(arguments: list[str], runtime_class: type[RecordingRuntime] 
         run.batches = _remembering(run.batches, recording)
         _watch_losses(loop, recording)
         loop.train()
-        recording.weights = {name: value.detach().clone() for name, value in run.bare_policy.state_dict().items()}
+        state = run.bare_policy.state_dict()
+        recording.weights = {name: _whole(value).detach().clone() for name, value in state.items()}
     finally:
         runtime.close()
     return recording
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _remembering(batches: Iterator[dict[str, Any]], recording: Recording) -> Iterator[dict[str, Any]]:
