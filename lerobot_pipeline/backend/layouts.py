@@ -25,6 +25,7 @@ from lerobot_pipeline.backend.sharding import (
     compile_units,
     make_mesh,
     set_gradient_sync,
+    without_padding,
 )
 from lerobot_pipeline.backend.wrap_units import WrapUnits, find_wrap_units
 
@@ -151,7 +152,7 @@ class ShardedLayout:
         gathered: dict[str, Any] = get_model_state_dict(
             policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
         )
-        return {name: _without_padding(tensor) for name, tensor in gathered.items()}
+        return {name: without_padding(tensor) for name, tensor in gathered.items()}
 
     def describe(self) -> dict[str, Any]:
         """Return units and the precision policy in force."""
@@ -177,11 +178,6 @@ def policy_type(policy: nn.Module) -> str:
         if found := getattr(getattr(module, "config", None), "type", None):
             return str(found)
     return type(policy).__name__
-
-
-def _without_padding(tensor: Tensor) -> Tensor:
-    """Return a tensor that owns no more memory than it shows; a gather of uneven shards leaves padding behind it."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _place(policy: nn.Module, precision: Precision) -> nn.Module:

@@ -13,7 +13,7 @@ from lerobot_pipeline.config.schema import Node
 EXTRA_KEYS: dict[str, dict[str, str]] = {
     "train": {
         "config": "a run's resolved config.json, as the workflow writes it; flags given beside it override it",
-        "config_path": "a train_config.json or YAML file to take keys from; with resume=true a checkpoint or run directory",
+        "config_path": "a train_config.json or YAML file to take keys from; to resume, a checkpoint or run directory",
         "summary": "write the result (step, loss, digests, versions) to this JSON file when the run is done",
     }
 }

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from lerobot_pipeline.backend.sharding import gather_whole
+
 
 class EMA:
     """Average of a policy's trainable parameters over updates.
@@ -35,7 +37,7 @@ class EMA:
         """
         averaged = dict(weights)
         for name, average in self._averages.items():
-            whole = average.full_tensor() if isinstance(average, DTensor) else average
+            whole = gather_whole(average)
             if weights:
                 averaged[name] = whole.to(weights[name].device, weights[name].dtype)
         return averaged

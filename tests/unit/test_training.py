@@ -113,7 +113,7 @@ def test_the_average_follows_the_weights_as_defined() -> None:
         ema.update()
         decay = min(0.9, (1 + number) / (10 + number))
         expected = decay * expected + (1 - decay) * number
-    assert float(ema.state_dict(linear)["weight"]) == pytest.approx(expected, rel=1e-5)
+    assert float(ema.over(linear.state_dict())["weight"]) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
