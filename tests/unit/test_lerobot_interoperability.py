@@ -103,14 +103,15 @@ def test_a_sharded_checkpoint_of_lerobot_0_6_is_refused_with_the_way_out(theirs:
     gathered = {key.replace("state/", "state/model.layer_", 1): value for key, value in load_file(path).items()}
     save_file(gathered, path)
     try:
-        from lerobot_pipeline.checkpoint.state import load_state
+        from lerobot_pipeline.checkpoint.optimizer import load_optimizer
         from lerobot_pipeline.errors import UsageError
 
-        parameters = [torch.nn.Parameter(torch.zeros(1))]
+        linear = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(linear.parameters())
         with pytest.raises(
             UsageError, match=r"cannot be resumed; start a new run from its weights with --policy\.path"
         ):
-            load_state(path.parent, torch.optim.AdamW(parameters), None, None)
+            load_optimizer(linear, optimizer, path.parent, is_sharded=False)
     finally:
         path.write_bytes(whole)
 
