@@ -94,11 +94,6 @@ def list_files(root: Path) -> Iterator[Path]:
     return iter(sorted((path for path in root.rglob("*") if path.is_file()), key=lambda path: path.as_posix()))
 
 
-def digest_tree(root: Path) -> str:
-    """SHA-256 (hex) over the names and contents of every file below `root`."""
-    return digest_value({path.relative_to(root).as_posix(): digest_file(path) for path in list_files(root)})
-
-
 def sync_directory(path: Path) -> None:
     """Flush a directory's entries to disk, so that a rename in it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from lerobot_pipeline.backend.dtensors import local_part
+
 _EPSILON = 1e-6
 """Keeps a norm of zero from dividing; the value of `torch.nn.utils.clip_grad_norm_`."""
 
@@ -25,7 +27,7 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float, dev
     norm = _global_norm(gradients, device)
     if max_norm > 0 and gradients:
         scale = (max_norm / (norm + _EPSILON)).clamp(max=1.0)
-        local = [_local(gradient) for gradient in gradients]
+        local = [local_part(gradient) for gradient in gradients]
         torch._foreach_mul_(local, scale.to(local[0].device))
     return norm
 
@@ -43,7 +45,7 @@ def average_over_ranks(parameters: Sequence[nn.Parameter]) -> None:
 def _global_norm(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
     whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    squares = _sum_of_squares([_local(gradient) for gradient in sharded], device)
+    squares = _sum_of_squares([local_part(gradient) for gradient in sharded], device)
     if sharded:
         # Over the ranks that hold different shards only: replicas hold the same ones.
         mesh = sharded[0].device_mesh
@@ -57,8 +59,3 @@ def _sum_of_squares(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
         return torch.zeros((), device=device)
     norms = torch.stack([norm.to(device, torch.float32) for norm in torch._foreach_norm(list(tensors))])
     return norms.square().sum()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return this rank's part, sharing memory with the tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from lerobot_pipeline.backend.dtensors import without_padding
 from lerobot_pipeline.backend.gradients import average_over_ranks
 from lerobot_pipeline.backend.parallelism import Topology
 from lerobot_pipeline.backend.precision import Precision
@@ -25,7 +26,6 @@ from lerobot_pipeline.backend.sharding import (
     compile_units,
     make_mesh,
     set_gradient_sync,
-    without_padding,
 )
 from lerobot_pipeline.backend.wrap_units import WrapUnits, find_wrap_units
 

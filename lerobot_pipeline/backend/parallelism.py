@@ -74,8 +74,3 @@ class Topology:
     def as_dict(self) -> dict[str, int]:
         """Return the degrees, as checkpoints and manifests hold them."""
         return {"world_size": self.world_size, "dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard}
-
-
-def effective_batch_size(batch_size: int, topology: Topology, accumulation_steps: int) -> int:
-    """Samples that enter one optimizer update: batch_size x data-parallel workers x accumulation steps."""
-    return batch_size * topology.world_size * accumulation_steps

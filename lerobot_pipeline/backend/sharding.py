@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -230,16 +230,6 @@ def compile_units(policy: nn.Module, units: WrapUnits, config: CompileConfig) ->
     """Compile each unit, or the whole policy, in place."""
     for module in units.modules.values() if config.regional else [policy]:
         module.compile(backend=config.backend, mode=config.mode)
-
-
-def gather_whole(tensor: Tensor) -> Tensor:
-    """Return a DTensor gathered, and any other tensor as it is. Collective for DTensors."""
-    return without_padding(tensor.full_tensor()) if isinstance(tensor, DTensor) else tensor
-
-
-def without_padding(tensor: Tensor) -> Tensor:
-    """Return a tensor that owns no more memory than it shows; a gather of uneven shards leaves padding behind it."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def set_gradient_sync(policy: nn.Module, is_last: bool) -> None:

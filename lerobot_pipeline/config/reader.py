@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -157,8 +156,3 @@ def _construct_scalar(loader: _TextLoader, node: yaml.ScalarNode) -> str | None:
 
 _TextLoader.yaml_implicit_resolvers = {}
 _TextLoader.add_constructor("tag:yaml.org,2002:str", _construct_scalar)
-
-
-def fields_of(config: Any) -> Tree:
-    """Return a dataclass's init fields and their values, one level deep."""
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.init}

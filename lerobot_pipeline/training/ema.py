@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from lerobot_pipeline.backend.sharding import gather_whole
+from lerobot_pipeline.backend.dtensors import gather_whole, local_part
 
 
 class EMA:
@@ -27,8 +27,8 @@ class EMA:
         """Take in the weights after an update. Not called for a skipped one."""
         self.num_updates += 1
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
-        current = [_local(parameter.detach()).float() for parameter in self._parameters.values()]
-        torch._foreach_lerp_([_local(average) for average in self._averages.values()], current, 1 - decay)
+        current = [local_part(parameter.detach()).float() for parameter in self._parameters.values()]
+        torch._foreach_lerp_([local_part(average) for average in self._averages.values()], current, 1 - decay)
 
     def over(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a whole state dict with the averages in place of the trainable parameters.
@@ -52,8 +52,3 @@ class EMA:
                 average.copy_(distribute_tensor(whole, average.device_mesh, average.placements))
             else:
                 average.copy_(weights[name])
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return this rank's part, sharing memory with the tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from lerobot_pipeline.backend.dtensors import gather_whole, local_part
 from lerobot_pipeline.backend.layouts import ShardedLayout
 from lerobot_pipeline.backend.runtime import Runtime
 from lerobot_pipeline.config.request import read_train_request
@@ -42,7 +42,7 @@ class RecordingRuntime(Runtime):
 
     def _clip(self, policy: nn.Module, max_grad_norm: float) -> Tensor:
         named = self.unwrap(policy).named_parameters()
-        self.recording.gradients.append({name: _whole(p.grad).clone() for name, p in named if p.grad is not None})
+        self.recording.gradients.append({name: gather_whole(p.grad).clone() for name, p in named if p.grad is not None})
         grad_norm = super()._clip(policy, max_grad_norm)
         self.recording.grad_norms.append(float(grad_norm))
         return grad_norm
@@ -83,7 +83,7 @@ class LocalNormClipping(RecordingRuntime):
 
     def _clip(self, policy: nn.Module, max_grad_norm: float) -> Tensor:
         gradients = [p.grad for p in policy.parameters() if p.grad is not None]
-        local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+        local = [local_part(gradient) for gradient in gradients]
         norm = torch.stack([g.norm() for g in local]).norm()
         for gradient in local:
             gradient *= (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -115,14 +115,10 @@ def record_training(arguments: list[str], runtime_class: type[RecordingRuntime] 
         _watch_losses(loop, recording)
         loop.train()
         state = run.bare_policy.state_dict()
-        recording.weights = {name: _whole(value).detach().clone() for name, value in state.items()}
+        recording.weights = {name: gather_whole(value).detach().clone() for name, value in state.items()}
     finally:
         runtime.close()
     return recording
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _remembering(batches: Iterator[dict[str, Any]], recording: Recording) -> Iterator[dict[str, Any]]:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from lerobot_pipeline.backend.devices import count_devices, detect_device, resolve_device
 from lerobot_pipeline.backend.launch import foreign_settings, guard_environment, rank_environment, training_command
-from lerobot_pipeline.backend.parallelism import ParallelismConfig, effective_batch_size
+from lerobot_pipeline.backend.parallelism import ParallelismConfig
 from lerobot_pipeline.backend.precision import GradScalerConfig, Precision, require_supported, set_tf32
+from lerobot_pipeline.checkpoint.state import Progress
 from lerobot_pipeline.errors import ConfigError, UsageError
 
 
@@ -111,7 +112,9 @@ def test_degrees_multiply_to_the_world_or_are_refused(replicate: int | None, sha
 
 
 def test_effective_batch_is_the_product_of_its_factors() -> None:
-    assert effective_batch_size(8, ParallelismConfig(dp_replicate=2, dp_shard=4).resolve(8), 3) == 8 * 8 * 3
+    topology = ParallelismConfig(dp_replicate=2, dp_shard=4).resolve(8)
+    progress = Progress(step=0, cursor=0, dp_world_size=topology.world_size, batch_size=8, accumulation_steps=3)
+    assert progress.effective_batch_size == 8 * 8 * 3
 
 
 PLAIN_ACCELERATE = {
