@@ -11,7 +11,7 @@ CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo test lint format bench pins clean
+.PHONY: setup demo test test-parity test-policies test-kill lint format bench pins clean
 
 setup: $(VENV)/.ready
 
@@ -37,6 +37,18 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest tests
+
+# The whole matrices, of which `make test` runs a quick subset.
+ALL := -m "long or not long"
+
+test-parity: setup
+	$(BIN)/python -m pytest $(ALL) tests/distributed
+
+test-policies: setup
+	$(BIN)/python -m pytest $(ALL) tests/policies
+
+test-kill: setup
+	$(BIN)/python -m pytest $(ALL) tests/kill
 
 lint: setup
 	$(BIN)/ruff check .
