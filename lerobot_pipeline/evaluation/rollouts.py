@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import warnings
@@ -178,7 +179,7 @@ def _choose_initial_states(env: SyncVectorEnv, first: int) -> None:
 
 
 def _make_suites(config: EnvConfig, batch_size: int, trust_remote_code: bool) -> dict[str, dict[int, Any]]:
-    with redirect_stdout(None), warnings.catch_warnings():
+    with redirect_stdout(None), _asking_nobody(), warnings.catch_warnings():
         # Told on every import of pygame, and nothing that a user of PushT can change.
         warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
         try:
@@ -186,6 +187,21 @@ def _make_suites(config: EnvConfig, batch_size: int, trust_remote_code: bool) ->
         except ModuleNotFoundError as error:
             reason = f"{config.type} needs a package that is not installed: {error.name or error}"
             raise ConfigError("env.type", reason) from error
+        except EOFError as error:
+            # LIBERO does, where to keep data sets; nobody would see it, and a batch job has nobody to answer.
+            reason = f"{config.type} asks a question when it is imported for the first time: import it once by hand"
+            raise ConfigError("env.type", reason) from error
+
+
+@contextmanager
+def _asking_nobody() -> Iterator[None]:
+    stdin = sys.stdin
+    with open(os.devnull) as nothing:
+        sys.stdin = nothing
+        try:
+            yield
+        finally:
+            sys.stdin = stdin
 
 
 def _freeze_ended_episodes(env: gym.vector.VectorEnv) -> None:

@@ -191,6 +191,12 @@ def test_an_episode_ends_at_the_configured_length() -> None:
     assert [play_batch(env, make_actor(SumOfState()), batch, limit)[0].num_steps for limit in (2, None)] == [2, 5]
 
 
+def test_a_simulator_that_asks_a_question_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "make_env", lambda *_, **__: input("Where do you keep your data sets? "))
+    with pytest.raises(UsageError, match=r"env\.type: pusht asks a question"), open_environments(PushtEnv(), 1):
+        pass
+
+
 def test_environments_are_closed_when_playing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Any] = []
     monkeypatch.setattr(SyncVectorEnv, "close_extras", lambda self, **_: closed.append(self))
