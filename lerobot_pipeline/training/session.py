@@ -149,6 +149,8 @@ def _over_stored(found: Found, values: Tree) -> Tree:
         )
     stored = decode_train(without_stored_only(files.read_json(found.pretrained_dir / layout.TRAIN_CONFIG)))
     # The run goes on where its checkpoint lies, even if the directory was moved since.
+    if "peft" in values and merge(stored, values)["peft"] != stored.get("peft"):
+        raise UsageError("peft", "cannot be changed with --resume=true, which goes on with the checkpoint's adapter")
     stored["output_dir"] = str(found.step_dir.resolve().parent.parent)
     merged = merge(stored, {key: value for key, value in values.items() if key != "resume"})
     check_training(merged, complete=True)
