@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from .adapting import LAYOUTS, adapter_flags, make_base, stored_adapter, train
 from .comparing import OPTIMIZERS, TOLERANCE, differences
