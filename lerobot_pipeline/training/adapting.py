@@ -12,7 +12,13 @@ from peft import PeftModel
 from peft.utils import ModulesToSaveWrapper
 from torch import nn
 
-from lerobot_pipeline.checkpoint.adapters import building_base, lasting_path, load_adapted, local_policy
+from lerobot_pipeline.checkpoint.adapters import (
+    building_base,
+    find_base,
+    lasting_path,
+    load_adapted,
+    local_policy,
+)
 from lerobot_pipeline.checkpoint.weights import ADAPTER, missing_parameters, stored_names
 from lerobot_pipeline.config.policy_files import POLICY_PATH_KEY, download_policy, find_policy, weights_file
 from lerobot_pipeline.config.train import TrainConfig
@@ -54,6 +60,21 @@ def adapt(config: TrainConfig, resumed_from: Path | None, build: Any) -> PeftMod
     _freeze_statistics(policy)
     _require_stored(policy)
     return policy
+
+
+def require_public_base(config: TrainConfig) -> None:
+    """Refuse to publish at the end of training an adapter whose base others do not have.
+
+    Raises:
+        UsageError: the base is a directory on this machine.
+    """
+    assert config.policy is not None
+    base = str(config.policy.pretrained_path)
+    if config.policy.use_peft and config.peft is None and (directory := find_policy(base)) is not None:
+        base = find_base(directory)
+    if config.policy.use_peft and Path(base).is_dir():
+        reason = f"the adapter's base {base} is a directory here; publish afterwards with --base_model=user/name"
+        raise UsageError("policy.push_to_hub", reason)
 
 
 def _inject(policy: Any, config: PeftConfig) -> PeftModel:

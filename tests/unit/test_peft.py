@@ -176,3 +176,26 @@ def test_an_adapter_is_published_with_its_base(on_base: list[str], tmp_path: Pat
     assert "model.safetensors" not in names
     assert json.loads((published / "adapter_config.json").read_text())["base_model_name_or_path"] == "lab/act-base"
     assert "base_model: lab/act-base" in (published / "README.md").read_text()
+
+
+def test_a_base_that_others_do_not_have_is_found_before_training(
+    on_base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish = ["--policy.push_to_hub=true", "--policy.repo_id=lab/adapter", f"--output_dir={tmp_path / 'run'}"]
+    assert "policy.push_to_hub: the adapter's base" in _told([*on_base, TARGETS, *publish], capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_batch_statistics_of_the_frozen_base_stay_as_they_are() -> None:
+    from torch import nn
+
+    from lerobot_pipeline.training.adapting import _freeze_statistics
+
+    frozen, trained = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    frozen.requires_grad_(False)
+    policy = nn.Sequential(frozen, trained)
+    _freeze_statistics(policy)
+    policy.train()
+    policy(torch.randn(4, 3) + 5)
+    assert torch.equal(frozen.running_mean, torch.zeros(3))
+    assert not torch.equal(trained.running_mean, torch.zeros(3))
