@@ -8,8 +8,8 @@ from typing import Any
 import torch.distributed as dist
 
 _PATIENCE = timedelta(days=365)
-"""A rank may wait for the main one to roll a policy out or to write a checkpoint; a collective of the run's own process
-group would give up after minutes. A rank that dies closes its connections, which ends the wait of the others at once."""
+"""A rank may wait while the main one rolls a policy out or writes a checkpoint; a collective of the run's own process
+group would give up after minutes. A rank that dies closes its connections, which ends the others' wait at once."""
 
 
 class Exchange:

@@ -17,8 +17,8 @@ _EPSILON = 1e-6
 def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float, device: torch.device) -> Tensor:
     """Scale gradients so that their global norm is at most `max_norm`, and return the norm from before.
 
-    Whole and sharded gradients may be mixed. Nothing is read back from the device. Collective for sharded ones, of which
-    every rank gets the same norm, so that one that is not finite on any rank is not finite on all.
+    Whole and sharded gradients may be mixed. Nothing is read back from the device. Collective for sharded ones: every
+    rank gets the same norm, so that a gradient that is not finite on one rank is known on all.
 
     Args:
         max_norm: 0 or less only measures.

@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lerobot_pipeline.backend.devices import name_device, resolve_device
+from lerobot_pipeline.backend.exchange import Exchange
 from lerobot_pipeline.backend.gradients import clip_by_global_norm
 from lerobot_pipeline.backend.launch import guard_environment, world_size
-from lerobot_pipeline.backend.exchange import Exchange
 from lerobot_pipeline.backend.layouts import Layout, LayoutOptions, ShardedLayout, WholeLayout
 from lerobot_pipeline.backend.matmul_probe import MatmulProbe
 from lerobot_pipeline.backend.parallelism import ParallelismConfig, Topology
@@ -248,11 +248,11 @@ class Runtime:
         return reduced / self.topology.world_size if how == "mean" else reduced
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in the order of ranks. Collective; ranks wait for each other as long as it takes."""
+        """Return every rank's value, in the order of ranks. Collective; waits as long as it takes."""
         return self.exchange.gather(value)
 
     def broadcast(self, value: Any) -> Any:
-        """Return the main rank's value on every rank. Collective; ranks wait for it as long as it takes."""
+        """Return the main rank's value on every rank. Collective; waits as long as it takes."""
         return self.exchange.broadcast(value)
 
     def barrier(self) -> None:
