@@ -29,8 +29,8 @@ class Overflow:
     step: int
     rank: int
     place: str
-    """`loss`: in the backward pass, before gradients are reduced. `sharded` or `whole`: after that, in a gradient of that
-    kind, on this rank alone."""
+    """`loss`: in the backward pass, before gradients are reduced. `sharded` or `whole`: after that, in a gradient of
+    that kind, on this rank alone."""
 
 
 class OverflowingScaler(LossScaler):

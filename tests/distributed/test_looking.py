@@ -1,4 +1,4 @@
-"""A policy is looked at while it trains, under every layout: no rank is left waiting, and training goes on as before."""
+"""A policy is looked at while it trains, under every layout, and no rank gives up waiting for another."""
 
 from __future__ import annotations
 
@@ -125,5 +125,5 @@ def test_ranks_that_wait_in_the_process_group_give_up(
     looking_act: list[str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     flags = [*looking_act, "--steps=2", "--batch_size=2", f"--output_dir={tmp_path / 'run'}"]
-    with pytest.raises(RuntimeError, match="(?i)timed out|timeout|closed"):
+    with pytest.raises(RuntimeError, match=r"(?i)timed out|timeout|closed"):
         pool_of("DDP 2", request).run(train_with_looks, flags, True)
