@@ -46,6 +46,10 @@ class Layout(Protocol):
         """Place a policy and lay it out."""
         ...
 
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context in which forward passes compute, in training and outside of it."""
+        ...
+
     def micro_batch(self, policy: nn.Module, is_last: bool) -> AbstractContextManager[None]:
         """Return the context of one micro-batch; the last one of an update exchanges gradients."""
         ...
@@ -95,10 +99,14 @@ class WholeLayout:
         _checkpoint_and_compile(policy, units, self.options)
         return self.accelerator.prepare_model(policy) if self.is_replicated else policy
 
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Autocast chooses the dtype of every operation."""
+        return self.precision.autocast()
+
     @contextmanager
     def micro_batch(self, policy: nn.Module, is_last: bool) -> Iterator[None]:
         """Compute under autocast; DDP exchanges gradients in the last micro-batch only."""
-        with nullcontext() if is_last else self.accelerator.no_sync(policy), self.precision.autocast():
+        with nullcontext() if is_last else self.accelerator.no_sync(policy), self.autocast():
             yield
 
     def complete_gradients(self) -> None:
@@ -137,11 +145,16 @@ class ShardedLayout:
         self._assert_sharded(policy)
         return policy
 
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The sharding policy rules precision alone: no autocast beside it."""
+        return nullcontext()
+
     @contextmanager
     def micro_batch(self, policy: nn.Module, is_last: bool) -> Iterator[None]:
-        """The sharding policy rules precision alone; gradients are reduced in the last micro-batch only."""
+        """Gradients are reduced in the last micro-batch only."""
         set_gradient_sync(policy, is_last)
-        yield
+        with self.autocast():
+            yield
 
     def complete_gradients(self) -> None:
         """Average what is kept whole on every rank."""
