@@ -10,15 +10,9 @@ from safetensors.torch import load_file
 
 from lerobot_pipeline.checkpoint.reader import find_checkpoint
 
-from .ranks import RankPool
+from .layouts import LAYOUTS, run_under
 from .recording import Recording, record_training
 
-LAYOUTS: dict[str, tuple[int, list[str]]] = {
-    "single": (1, []),
-    "DDP 2": (2, []),
-    "FSDP2 2": (2, ["--parallelism.dp_shard=2"]),
-    "HSDP 2x2": (4, ["--parallelism.dp_replicate=2", "--parallelism.dp_shard=2"]),
-}
 LORA = [
     "--peft.method_type=LORA",
     # A rank of 3 over two shards leaves them uneven.
@@ -44,12 +38,8 @@ def adapter_flags(flags: list[str], base: Path, method: list[str] = LORA) -> lis
 
 def train(layout: str, flags: list[str], request: pytest.FixtureRequest) -> list[Recording]:
     """Train under a layout with the same effective batch as under every other; one recording a rank."""
-    world_size, degrees = LAYOUTS[layout]
-    flags = [*flags, *degrees, f"--batch_size={EFFECTIVE_BATCH // world_size}"]
-    if world_size == 1:
-        return [record_training(flags)]
-    pool: RankPool = request.getfixturevalue("four_ranks" if world_size == 4 else "two_ranks")
-    return pool.run(record_training, flags)
+    batch_size = EFFECTIVE_BATCH // LAYOUTS[layout].world_size
+    return run_under(layout, request, record_training, [*flags, f"--batch_size={batch_size}"])
 
 
 def stored_adapter(run_dir: Path, model: str = "pretrained_model") -> dict[str, torch.Tensor]:

@@ -17,8 +17,9 @@ from lerobot_pipeline.training import assembly
 from lerobot_pipeline.training.adapting import adapt
 from lerobot_pipeline.training.session import make_plan
 
-from .adapting import EFFECTIVE_BATCH, LAYOUTS, LORA, adapter_flags, make_base, stored_adapter, train
+from .adapting import EFFECTIVE_BATCH, LORA, adapter_flags, make_base, stored_adapter, train
 from .comparing import OPTIMIZERS, TOLERANCE, differences
+from .layouts import LAYOUTS
 from .ranks import RankPool
 from .recording import SummedGradients, record_training
 from .test_sharding import BF16_TOLERANCE

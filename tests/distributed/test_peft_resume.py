@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from lerobot_pipeline.checkpoint.manifest import write_manifest
 from lerobot_pipeline.checkpoint.reader import find_checkpoint
 
-from .adapting import LAYOUTS, adapter_flags, make_base, stored_adapter, train
+from .adapting import adapter_flags, make_base, stored_adapter, train
+from .layouts import LAYOUTS
 
 ADAM = ["--optimizer.type=adamw", "--optimizer.lr=1e-2", "--optimizer.eps=1e-5"]
 QUICK = [("single", "FSDP2 2"), ("FSDP2 2", "single")]
