@@ -126,6 +126,7 @@ class Runtime:
         self.num_skips = 0
         self._consecutive_skips = 0
         self._micro_step = 0
+        self._side_channel: Any = None
 
     @staticmethod
     def require_possible(config: RuntimeConfig) -> tuple[torch.device, Topology]:
@@ -233,6 +234,26 @@ class Runtime:
         operation = torch.distributed.ReduceOp.MAX if how == "max" else torch.distributed.ReduceOp.SUM
         torch.distributed.all_reduce(reduced, op=operation)
         return reduced / self.topology.world_size if how == "mean" else reduced
+
+    def start_max(self, value: int) -> Callable[[], int]:
+        """Begin to find the largest of the ranks' values, and return what waits for it. Collective.
+
+        It runs on the CPU beside whatever the ranks do meanwhile, so that no device waits for it.
+        """
+        if self.topology.world_size == 1:
+            return lambda: value
+        if self._side_channel is None:
+            self._side_channel = torch.distributed.new_group(backend="gloo")
+        largest = torch.tensor([value])
+        work = torch.distributed.all_reduce(
+            largest, torch.distributed.ReduceOp.MAX, group=self._side_channel, async_op=True
+        )
+
+        def wait() -> int:
+            work.wait()
+            return int(largest.item())
+
+        return wait
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in the order of ranks. Collective."""
