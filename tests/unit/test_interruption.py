@@ -6,10 +6,8 @@ import json
 import os
 import signal
 import stat
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,40 +16,10 @@ import pytest
 from lerobot_pipeline.cli import main
 from lerobot_pipeline.config.attempt import read_attempt_options
 from lerobot_pipeline.errors import EXIT_DONE, EXIT_STOPPED, ConfigError
-from lerobot_pipeline.phases import PHASE_EVENT
 from lerobot_pipeline.training.interruption import find_deadline
+from tests.phases import at_phase
 
 STEPS = 6
-
-_listeners: dict[str, Callable[[], None]] = {}
-
-
-def _dispatch(event: str, arguments: tuple[object, ...]) -> None:
-    if event == PHASE_EVENT and (action := _listeners.get(str(arguments[0]))) is not None:
-        action()
-
-
-# An audit hook stays for good, so that there is one, which looks up what a test wants to happen.
-sys.addaudithook(_dispatch)
-
-
-@contextmanager
-def at_phase(name: str, occurrence: int, action: Callable[[], None]) -> Iterator[None]:
-    """Do something the n-th time that a run enters a phase."""
-    count = 0
-
-    def listener() -> None:
-        nonlocal count
-        count += 1
-        if count == occurrence:
-            action()
-
-    _listeners[name] = listener
-    try:
-        yield
-    finally:
-        del _listeners[name]
-    assert count >= occurrence, f"{name} was entered {count} times only"
 
 
 def send(number: int) -> Callable[[], None]:
@@ -59,7 +27,9 @@ def send(number: int) -> Callable[[], None]:
 
 
 def train(flags: list[str], run_dir: Path, *more: str) -> int:
-    return main(["train", *flags, "--batch_size=2", f"--steps={STEPS}", f"--output_dir={run_dir}", *more])
+    replaced = {flag.partition("=")[0] for flag in more}
+    kept = [flag for flag in flags if flag.partition("=")[0] not in replaced]
+    return main(["train", *kept, "--batch_size=2", f"--steps={STEPS}", f"--output_dir={run_dir}", *more])
 
 
 def final_files(run_dir: Path) -> dict[str, bytes]:
@@ -164,12 +134,11 @@ def test_data_workers_outlive_a_signal_to_every_process(
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    flags = [flag for flag in tiny_act if "num_workers" not in flag]
     loading = ["--num_workers=2", "--dataloader_multiprocessing_context=fork", "--save_freq=2"]
     with at_phase("step", 1, signal_all):
-        assert train(flags, tmp_path, *loading) == EXIT_STOPPED
+        assert train(tiny_act, tmp_path, *loading) == EXIT_STOPPED
     assert len(workers) >= 2
-    assert train(flags, tmp_path, *loading) == EXIT_DONE
+    assert train(tiny_act, tmp_path, *loading) == EXIT_DONE
     assert final_files(tmp_path) == untouched
     assert not psutil.wait_procs(workers, timeout=10)[1]
 
