@@ -62,8 +62,12 @@ class Layout(Protocol):
         """Return LeRobot's own policy."""
         ...
 
-    def weights(self, policy: nn.Module) -> dict[str, Tensor] | None:
-        """Return the whole state dict on the main rank where it has to be gathered, or None where it need not."""
+    def weights(self, policy: nn.Module, only_trainable: bool) -> dict[str, Tensor] | None:
+        """Return the whole state dict on the main rank where it has to be gathered, or None where it need not.
+
+        Args:
+            only_trainable: leave frozen parameters out.
+        """
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -113,7 +117,7 @@ class WholeLayout:
         module: nn.Module = self.accelerator.unwrap_model(policy)
         return module
 
-    def weights(self, policy: nn.Module) -> dict[str, Tensor] | None:
+    def weights(self, policy: nn.Module, only_trainable: bool) -> dict[str, Tensor] | None:
         """Every rank holds them."""
         return None
 
@@ -160,11 +164,10 @@ class ShardedLayout:
         """Sharding changes a policy in place."""
         return policy
 
-    def weights(self, policy: nn.Module) -> dict[str, Tensor] | None:
+    def weights(self, policy: nn.Module, only_trainable: bool) -> dict[str, Tensor] | None:
         """Gather the float32 masters on the main rank's CPU; other ranks get an empty dict."""
-        gathered: dict[str, Any] = get_model_state_dict(
-            policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-        )
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=only_trainable)
+        gathered: dict[str, Any] = get_model_state_dict(policy, options=options)
         return {name: without_padding(tensor) for name, tensor in gathered.items()}
 
     def describe(self) -> dict[str, Any]:

@@ -133,6 +133,8 @@ class Runtime:
         self.exchange = Exchange(topology.world_size)
         self.tf32: dict[str, Any] = {}
         self.allowed_environment: dict[str, str] = {}
+        self.parameters: dict[str, int] = {}
+        """How many numbers a prepared policy has, `total` and `trainable`."""
         self.num_skips = 0
         self._consecutive_skips = 0
         self._micro_step = 0
@@ -191,15 +193,24 @@ class Runtime:
     ) -> tuple[nn.Module, Optimizer]:
         """Place and lay out a policy, then build its optimizer over the parameters that result."""
         policy = self.layout.prepare(policy)
+        parameters = list(policy.parameters())
+        self.parameters = {
+            "total": sum(parameter.numel() for parameter in parameters),
+            "trainable": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        }
         return policy, make_optimizer(self.unwrap(policy))
 
     def unwrap(self, policy: nn.Module) -> nn.Module:
         """Return the policy as it was before `prepare`."""
         return self.layout.bare(policy)
 
-    def gather_weights(self, policy: nn.Module) -> dict[str, Tensor] | None:
-        """Return a sharded policy's whole state dict on the main rank, None where the policy holds it. Collective."""
-        return self.layout.weights(policy)
+    def gather_weights(self, policy: nn.Module, only_trainable: bool = False) -> dict[str, Tensor] | None:
+        """Return a sharded policy's whole state dict on the main rank, None where the policy holds it. Collective.
+
+        Args:
+            only_trainable: leave frozen parameters out.
+        """
+        return self.layout.weights(policy, only_trainable)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context for forward passes outside training, such as evaluation."""
@@ -275,6 +286,7 @@ class Runtime:
             "tf32": self.tf32,
             "num_matmuls_by_dtype": dict(self._probe.num_by_dtype),
             "allowed_environment": self.allowed_environment,
+            "parameters": self.parameters,
             **self.layout.describe(),
         }
 

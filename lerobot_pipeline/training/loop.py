@@ -11,6 +11,7 @@ from typing import Any
 from lerobot_pipeline.backend.devices import peak_memory_gb
 from lerobot_pipeline.backend.runtime import StepResult
 from lerobot_pipeline.checkpoint import layout
+from lerobot_pipeline.checkpoint.weights import is_adapted
 from lerobot_pipeline.checkpoint.writer import CheckpointWriter, Snapshot
 from lerobot_pipeline.data.loading import scale_images
 from lerobot_pipeline.training.assembly import Run
@@ -150,7 +151,7 @@ class TrainingLoop:
         """Write a checkpoint of the run as it stands. Collective, at an update boundary."""
         self._require_finite()
         run, ema = self.run, self.run.ema
-        weights = self.runtime.gather_weights(run.policy)
+        weights = self.runtime.gather_weights(run.policy, only_trainable=is_adapted(run.bare_policy))
         path = self.writer.save(
             Snapshot(
                 policy=run.bare_policy,
