@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,22 @@ _FORMAT = 1
 
 def write_manifest(root: Path) -> None:
     """Describe every file below `root` as it stands."""
-    files.write_text(root / MANIFEST, _render(_describe(root)))
+    files.write_text(root / MANIFEST, _render(_manifest([_entry(root, path) for path in _described_files(root)])))
+
+
+def amend_manifest(root: Path, added: Iterable[Path], removed: Iterable[Path]) -> None:
+    """Describe further files, and no longer those that are, or lie below, `removed`. Reads the added ones only.
+
+    Raises `OSError`, `ValueError` or `KeyError` where there is no manifest to amend.
+    """
+    gone = [path.relative_to(root).as_posix() for path in removed]
+    kept = {
+        entry["path"]: entry
+        for entry in files.read_json(root / MANIFEST)["files"]
+        if not any(entry["path"] == name or entry["path"].startswith(f"{name}/") for name in gone)
+    }
+    kept |= {entry["path"]: entry for entry in (_entry(root, path) for path in added)}
+    files.write_text(root / MANIFEST, _render(_manifest([kept[name] for name in sorted(kept)])))
 
 
 def has_manifest(step_dir: Path) -> bool:
@@ -55,12 +71,15 @@ def listed_digest(root: Path, name: str) -> str | None:
     return next((str(entry["sha256"]) for entry in entries if entry["path"] == name), None)
 
 
-def _describe(root: Path) -> dict[str, Any]:
-    entries = [
-        {"path": path.relative_to(root).as_posix(), "size": path.stat().st_size, "sha256": files.digest_file(path)}
-        for path in files.list_files(root)
-        if path != root / MANIFEST
-    ]
+def _described_files(root: Path) -> Iterator[Path]:
+    return (path for path in files.list_files(root) if path != root / MANIFEST)
+
+
+def _entry(root: Path, path: Path) -> dict[str, Any]:
+    return {"path": path.relative_to(root).as_posix(), "size": path.stat().st_size, "sha256": files.digest_file(path)}
+
+
+def _manifest(entries: list[dict[str, Any]]) -> dict[str, Any]:
     return {"format": _FORMAT, "files": entries, "digest": files.digest_value(entries)}
 
 
