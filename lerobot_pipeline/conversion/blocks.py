@@ -25,8 +25,13 @@ class Block:
     first: int
     last: int
 
+    @property
+    def start(self) -> int:
+        """Offset of its bytes in those of the tensor."""
+        return self.first * math.prod(self.tensor.shape[1:]) * self.tensor.dtype.itemsize
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class _Part:
     chunk: Chunk
     payload: Payload

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lerobot_pipeline.checkpoint.layout import MANIFEST
 from lerobot_pipeline.checkpoint.manifest import amend_manifest, listed_digest
-from lerobot_pipeline.config.policy_files import ADAPTER_WEIGHTS, file_fault
+from lerobot_pipeline.config.policy_files import ADAPTER_WEIGHTS, SHARDS, file_fault
 from lerobot_pipeline.conversion.merge import Merge
 from lerobot_pipeline.conversion.metadata import METADATA
 from lerobot_pipeline.conversion.places import KEY, Model, Source
@@ -145,6 +145,8 @@ def _delete(directory: Path) -> None:
 
 
 def _remove_leftovers(directory: Path) -> None:
-    for path in directory.glob(f"{_DELETING}*"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+    """Delete what a conversion that died was deleting or making."""
+    for pattern in (f"{_DELETING}*", f".{SHARDS}.*"):
+        for path in directory.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lerobot_pipeline.conversion.blocks import BlockReader, blocks_of
+from lerobot_pipeline.config.policy_files import file_fault
+from lerobot_pipeline.conversion.blocks import Block, BlockReader, blocks_of
 from lerobot_pipeline.conversion.metadata import METADATA
-from lerobot_pipeline.conversion.safetensors_header import render_header, storage_order
+from lerobot_pipeline.conversion.safetensors_header import read_header, render_header, storage_order
 from lerobot_pipeline.conversion.shards import Bytes, Shards
 from lerobot_pipeline.errors import RunFailure, UsageError
 from lerobot_pipeline.files import sync_directory
@@ -43,38 +44,48 @@ class Merge:
         staging = target.with_name(f".converting-{target.name}")
         with _staged(staging, self.num_bytes) as stream:
             stream.write(self.header)
-            for data in self._data("Merging"):
+            for _, data in self._data("Merging"):
                 stream.write(memoryview(data))
             stream.flush()
             os.fsync(stream.fileno())
-            if not self._reads_back(stream):
+            if not self._is_held(stream):
                 raise RunFailure(f"{target.name} read back otherwise than it was written; the shards are untouched")
             os.replace(staging, target)
         sync_directory(target.parent)
 
-    def holds(self, target: Path) -> bool:
-        """Whether a file holds exactly what the shards hold."""
-        with target.open("rb") as stream:
-            return self._reads_back(stream)
-
-    def _reads_back(self, stream: BinaryIO) -> bool:
-        if os.fstat(stream.fileno()).st_size != self.num_bytes:
+    def holds(self, path: Path) -> bool:
+        """Whether a safetensors file holds exactly what the shards hold, tied weights once or twice."""
+        if file_fault(path) is not None:
             return False
-        stream.seek(0)
-        if stream.read(len(self.header)) != self.header:
-            return False
-        return all(stream.read(len(data)) == memoryview(data) for data in self._data("Verifying"))
+        with path.open("rb") as stream:
+            return self._is_held(stream)
 
-    def _data(self, label: str) -> Iterator[Bytes]:
-        """Yield the blocks' data in order; the next one is read while the last is put to use."""
+    def _is_held(self, stream: BinaryIO) -> bool:
+        stored = read_header(stream)
+        names = {tensor.name: stored.aliases.get(tensor.name, tensor.name) for tensor in self.tensors}
+        if set(names.values()) != set(stored.tensors):
+            return False
+        for tensor in self.tensors:
+            entry = stored.tensors[names[tensor.name]]
+            if (entry.dtype, entry.shape) != (tensor.dtype.safetensors_name, tensor.shape):
+                return False
+        for block, data in self._data("Verifying"):
+            stream.seek(stored.tensors[names[block.tensor.name]].start + block.start)
+            if stream.read(len(data)) != memoryview(data):
+                return False
+        return True
+
+    def _data(self, label: str) -> Iterator[tuple[Block, Bytes]]:
+        """Yield the blocks and their data in order; the next one is read while the last is put to use."""
         with ThreadPoolExecutor(1) as ahead:
-            reading: deque[Future[Bytes]] = deque()
+            reading: deque[tuple[Block, Future[Bytes]]] = deque()
             for block in follow(list(blocks_of(self.tensors)), label):
-                reading.append(ahead.submit(self.reader.read, block))
+                reading.append((block, ahead.submit(self.reader.read, block)))
                 if len(reading) > 1:
-                    yield reading.popleft().result()
-            while reading:
-                yield reading.popleft().result()
+                    done, data = reading.popleft()
+                    yield done, data.result()
+            for block, data in reading:
+                yield block, data.result()
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from lerobot_pipeline.conversion.pickles import Global, Record, read_pickle
 
 METADATA = ".metadata"
 
-WRAPPER = "model."
-"""accelerate and LeRobot save `{"model": state_dict}`, which puts this in front of every name."""
+WRAPPER = "model"
+"""accelerate and LeRobot save `{"model": state_dict}`, which puts this and a dot in front of every name."""
 
 _DCP = "torch.distributed.checkpoint.metadata"
 _STORAGE_INFO = "torch.distributed.checkpoint.filesystem._StorageInfo"
@@ -91,18 +91,21 @@ def parse_metadata(data: bytes) -> list[ShardedTensor]:
 
 
 def _wrapper(names: dict[Any, Any], paths: Any) -> str:
-    """Return what stands in front of every name: a policy's own names may begin with `model.` as well.
+    """Return what stands in front of every name, dot included: a policy's own names may begin with `model.` as well.
 
-    Where the planner has kept the paths into the nested state dict they tell; else the convention is taken to hold.
+    torch's planner keeps the path of each name through the nested state dict, which tells. Where another has written
+    the metadata, the convention is taken to hold.
     """
     if not all(isinstance(name, str) for name in names):
         raise ValueError("a tensor's name is no text")
-    if all(name.startswith("optimizer.") for name in names):
+    wrapper = WRAPPER
+    if isinstance(paths, dict) and all(isinstance(paths.get(name), tuple) and paths[name] for name in names):
+        roots = {paths[name][0] if len(paths[name]) > 1 else None for name in names}
+        wrapper = str(roots.pop()) if len(roots) == 1 and None not in roots else ""
+    if wrapper == "optimizer":
         raise ValueError("it describes an optimizer's state, not a model")
-    is_wrapped = all(name.startswith(WRAPPER) for name in names)
-    if is_wrapped and isinstance(paths, dict) and all(isinstance(paths.get(name), tuple) for name in names):
-        is_wrapped = all(len(paths[name]) > 1 and paths[name][0] == WRAPPER[:-1] for name in names)
-    return WRAPPER if is_wrapped else ""
+    is_wrapped = wrapper and all(name.startswith(f"{wrapper}.") for name in names)
+    return f"{wrapper}." if is_wrapped else ""
 
 
 def _places(stored: dict[Any, Any]) -> dict[tuple[str, Extents], Place]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
 
 from lerobot_pipeline.conversion.dtypes import DTYPES
 from lerobot_pipeline.conversion.metadata import ShardedTensor
@@ -15,6 +17,44 @@ from lerobot_pipeline.conversion.metadata import ShardedTensor
 _ALIGNMENT = 8
 _MAX_HEADER_BYTES = 100_000_000
 """The library reads no longer header."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a file holds a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """Offset of its first byte in the file."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """What the header of a file says."""
+
+    tensors: dict[str, StoredTensor]
+    aliases: dict[str, str]
+    """Names of tied weights that the file leaves out -> the name under which it holds them."""
+
+
+def read_header(stream: BinaryIO) -> StoredFile:
+    """Read the header of a file that is known to be whole.
+
+    Raises:
+        ValueError: it is none.
+    """
+    stream.seek(0)
+    length = int.from_bytes(stream.read(8), "little")
+    if length > _MAX_HEADER_BYTES:
+        raise ValueError("it has no safetensors header")
+    header = json.loads(stream.read(length))
+    metadata = header.pop("__metadata__", {})
+    tensors = {
+        name: StoredTensor(entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
+        for name, entry in header.items()
+    }
+    return StoredFile(tensors, {name: kept for name, kept in metadata.items() if kept in tensors})
 
 
 def storage_order(tensors: Sequence[ShardedTensor]) -> list[ShardedTensor]:

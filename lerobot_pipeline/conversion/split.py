@@ -62,38 +62,45 @@ def _write(source: Path, directory: Path) -> None:
     with safe_open(source, framework="pt") as stored, (directory / _SHARD).open("wb") as stream:
         names = list(stored.keys())
         for name in follow(names, "Splitting"):
-            full_name = f"{WRAPPER}{name}"
-            chunks: list[ChunkStorageMetadata] = []
-            for offsets, rows in _cut(stored, name):
-                places[MetadataIndex(full_name, offsets, len(chunks))] = _append(stream, rows)
-                chunks.append(ChunkStorageMetadata(torch.Size(offsets), rows.shape))
-            shape = torch.Size(stored.get_slice(name).get_shape())
-            entries[full_name] = TensorStorageMetadata(TensorProperties(dtype=rows.dtype), shape, chunks)
-        stream.flush()
-        os.fsync(stream.fileno())
-    paths = {f"{WRAPPER}{name}": (WRAPPER[:-1], name) for name in names}
+            entry = TensorStorageMetadata(TensorProperties(), torch.Size(stored.get_slice(name).get_shape()), [])
+            for offset, rows in _cut(stored, name):
+                index = MetadataIndex(_full(name), offset, len(entry.chunks))
+                places[index] = _append(stream, rows)
+                entry.chunks.append(ChunkStorageMetadata(offset, rows.shape))
+                entry.properties.dtype = rows.dtype
+            entries[_full(name)] = entry
+        _flush(stream)
+    paths = {_full(name): (WRAPPER, name) for name in names}
     metadata = Metadata(entries, planner_data=paths, storage_data=places, version=CURRENT_DCP_VERSION)
     with (directory / METADATA).open("wb") as stream:
         pickle.dump(metadata, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
+        _flush(stream)
     sync_directory(directory)
 
 
-def _cut(stored: Any, name: str) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
-    """Yield a tensor's blocks of rows, each with its offsets; a scalar, or a tensor without elements, as a whole."""
+def _full(name: str) -> str:
+    return f"{WRAPPER}.{name}"
+
+
+def _cut(stored: Any, name: str) -> Iterator[tuple[torch.Size, torch.Tensor]]:
+    """Yield a tensor's blocks of rows, each with its offset; a scalar, or a tensor without elements, as a whole."""
     view = stored.get_slice(name)
     shape = view.get_shape()
     if not shape or 0 in shape:
-        yield (0,) * len(shape), stored.get_tensor(name)
+        yield torch.Size([0] * len(shape)), stored.get_tensor(name)
         return
-    row = view[:1]
-    step = max(1, _CHUNK_BYTES // row.nbytes)
+    step = max(1, _CHUNK_BYTES // view[:1].nbytes)
     for first in range(0, shape[0], step):
-        yield (first, *(0 for _ in shape[1:])), view[first : first + step]
+        yield torch.Size([first, *[0] * (len(shape) - 1)]), view[first : first + step]
 
 
 def _append(stream: BinaryIO, rows: torch.Tensor) -> _StorageInfo:
     start = stream.tell()
+    # torch saves the whole memory that a view is of; a clone has its own.
     torch.save(rows.clone(), stream)
     return _StorageInfo(_SHARD, start, stream.tell() - start)
+
+
+def _flush(stream: BinaryIO) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
