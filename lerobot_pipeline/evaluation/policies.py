@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 import draccus
@@ -14,10 +15,11 @@ from lerobot.configs.types import FeatureType
 from lerobot.envs.configs import EnvConfig
 from lerobot.envs.utils import env_to_policy_features
 from lerobot.policies.factory import get_policy_class, make_policy, make_pre_post_processors
-from safetensors import safe_open
 
+from lerobot_pipeline.checkpoint.adapters import load_adapted
+from lerobot_pipeline.checkpoint.weights import missing_parameters
 from lerobot_pipeline.config.eval import OBSERVATION_TYPES, with_observation_type
-from lerobot_pipeline.config.policy_files import POLICY_CONFIG, POLICY_PATH_KEY
+from lerobot_pipeline.config.policy_files import ADAPTER_WEIGHTS, POLICY_CONFIG, POLICY_PATH_KEY
 from lerobot_pipeline.errors import ConfigError, UsageError
 from lerobot_pipeline.evaluation.policy_files import PolicyFiles
 from lerobot_pipeline.files import read_json
@@ -101,9 +103,13 @@ def require_matching_features(config: PreTrainedConfig, env: EnvConfig) -> None:
 
 def load_policy(files: PolicyFiles, config: PreTrainedConfig, env: EnvConfig) -> EvaluatedPolicy:
     """Build the trained policy in evaluation mode on `config.device`."""
-    policy = make_policy(config, env_cfg=env).eval()
-    if not config.use_peft:
+    build = partial(make_policy, config, env_cfg=env)
+    if files.weights.name == ADAPTER_WEIGHTS:
+        policy: torch.nn.Module = load_adapted(config, files.directory, build)
+    else:
+        policy = build()
         _require_every_parameter_loaded(policy, files)
+    policy.eval()
     return _with_processors(policy, files, config, config.type, files.weights_digest())
 
 
@@ -129,15 +135,8 @@ def digest_state(module: torch.nn.Module) -> str:
 
 
 def _require_every_parameter_loaded(policy: torch.nn.Module, files: PolicyFiles) -> None:
-    """Refuse weights that leave a parameter at its random start, which lerobot only logs."""
-    with safe_open(files.weights, framework="pt") as stored:
-        stored_names = set(stored.keys())
-    names_of_parameter: dict[int, list[str]] = {}
-    for name, parameter in policy.named_parameters(remove_duplicate=False):
-        names_of_parameter.setdefault(id(parameter), []).append(name)
-    # Tied weights are stored once, under any of their names.
-    missing = [names[0] for names in names_of_parameter.values() if not stored_names.intersection(names)]
-    if missing:
+    """Refuse weights that leave a parameter at its random start."""
+    if missing := missing_parameters(policy, files.weights):
         reason = f"{files.weights} lacks {len(missing)} of the policy's parameters, the first is {missing[0]}"
         raise UsageError(POLICY_PATH_KEY, reason)
 

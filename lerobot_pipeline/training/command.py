@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lerobot_pipeline.backend.launch import guard_environment, is_main_rank
 from lerobot_pipeline.config.request import read_train_request
-from lerobot_pipeline.errors import EXIT_DONE, EXIT_FAILED, PipelineError, UsageError
+from lerobot_pipeline.errors import EXIT_DONE, EXIT_FAILED, PipelineError
 from lerobot_pipeline.training.console import set_up_logging
 from lerobot_pipeline.training.run_directory import ATTEMPT_VARIABLE, write_outcome
 
@@ -29,8 +29,8 @@ def run(arguments: list[str]) -> int:
         if attempt:
             exit_code = error.exit_code if isinstance(error, PipelineError) else EXIT_FAILED
             write_outcome(Path(attempt), exit_code, str(error) or type(error).__name__)
-        if isinstance(error, UsageError) and not is_main_rank():
-            # Every rank finds the same mistake; torchrun ends them all at the first exit, so let the main rank speak.
+        if isinstance(error, PipelineError) and not is_main_rank():
+            # Every rank finds the same fault; torchrun ends them all at the first exit, so let the main rank speak.
             time.sleep(_WAIT_FOR_MAIN_RANK_S)
         raise
     if attempt:

@@ -25,6 +25,7 @@ from lerobot_pipeline.config.train import TrainConfig
 from lerobot_pipeline.data.loading import find_dataset
 from lerobot_pipeline.errors import UsageError
 from lerobot_pipeline.publishing.publish import check_target, publish_checkpoint
+from lerobot_pipeline.training.adapting import require_public_base
 from lerobot_pipeline.training.assembly import assemble
 from lerobot_pipeline.training.banner import log_banner
 from lerobot_pipeline.training.loop import TrainingLoop
@@ -59,7 +60,8 @@ def train(request: TrainRequest) -> None:
     """Train what was asked for and write the summary. Collective: every rank calls it."""
     plan = make_plan(request)
     if is_main_rank() and (publication := _publication(plan)) is not None:
-        # A missing token or right is found now, not after days of training.
+        # A missing token, right or base is found now, not after days of training.
+        require_public_base(plan.config)
         check_target(publication)
     runtime = Runtime.from_config(plan.config)
     try:
@@ -149,6 +151,8 @@ def _over_stored(found: Found, values: Tree) -> Tree:
         )
     stored = decode_train(without_stored_only(files.read_json(found.pretrained_dir / layout.TRAIN_CONFIG)))
     # The run goes on where its checkpoint lies, even if the directory was moved since.
+    if "peft" in values and merge(stored, values)["peft"] != stored.get("peft"):
+        raise UsageError("peft", "cannot be changed with --resume=true, which goes on with the checkpoint's adapter")
     stored["output_dir"] = str(found.step_dir.resolve().parent.parent)
     merged = merge(stored, {key: value for key, value in values.items() if key != "resume"})
     check_training(merged, complete=True)
