@@ -119,14 +119,14 @@ def _make_shards(directory: Path, gigabytes: float) -> None:
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor import DTensor, Shard
 
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     count = max(1, round(gigabytes * 1e9 / _TENSOR_BYTES))
-    state = {f"layers.{i}.weight": torch.randn(4096, _TENSOR_BYTES // 4 // 4096) for i in range(count)}
-    sharded = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in state.items()}
-    dcp.save({"model": sharded}, checkpoint_id=directory / SHARDS)
+    rows = torch.randn(4096 // mesh.size(), _TENSOR_BYTES // 4 // 4096)
+    state = {f"layers.{i}.weight": DTensor.from_local(rows + i, mesh, [Shard(0)]) for i in range(count)}
+    dcp.save({"model": state}, checkpoint_id=directory / SHARDS)
     dist.destroy_process_group()
 
 
