@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 _PATIENCE = timedelta(days=365)
@@ -34,3 +36,19 @@ class Exchange:
         values = [value]
         dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
+
+    def start_max(self, value: int) -> Callable[[], int]:
+        """Begin to find the largest of the ranks' values, and return what waits for it.
+
+        It runs on the CPU beside whatever the ranks do meanwhile, so that no device waits for it.
+        """
+        if self._group is None:
+            return lambda: value
+        largest = torch.tensor([value])
+        work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+        def wait() -> int:
+            work.wait()
+            return int(largest.item())
+
+        return wait

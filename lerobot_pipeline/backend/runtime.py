@@ -258,6 +258,10 @@ class Runtime:
         torch.distributed.all_reduce(reduced, op=operation)
         return reduced / self.topology.world_size if how == "mean" else reduced
 
+    def start_max(self, value: int) -> Callable[[], int]:
+        """Begin to find the largest of the ranks' values, and return what waits for it. Collective."""
+        return self.exchange.start_max(value)
+
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in the order of ranks. Collective; waits as long as it takes."""
         return self.exchange.gather(value)

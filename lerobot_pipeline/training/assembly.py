@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lerobot_pipeline import files
 from lerobot_pipeline.backend.runtime import Runtime
+from lerobot_pipeline.backend.signals import end_workers_at_exit
 from lerobot_pipeline.checkpoint import layout
 from lerobot_pipeline.checkpoint.optimizer import load_optimizer
 from lerobot_pipeline.checkpoint.reader import Found
@@ -104,6 +105,7 @@ def assemble(config: TrainConfig, runtime: Runtime, found: Found | None, dataset
         batches=iter(loader),
         progress=progress,
     )
+    end_workers_at_exit()
     # Last of all, since building a policy draws random numbers too.
     _set_random_state(runtime, seed, found)
     return run

@@ -14,8 +14,10 @@ from torch.distributed.tensor import DTensor
 from lerobot_pipeline.backend.dtensors import gather_whole, local_part
 from lerobot_pipeline.backend.layouts import ShardedLayout
 from lerobot_pipeline.backend.runtime import Runtime
+from lerobot_pipeline.backend.signals import SignalListener
 from lerobot_pipeline.config.request import read_train_request
 from lerobot_pipeline.training.assembly import assemble
+from lerobot_pipeline.training.interruption import StopRequest, StopVote
 from lerobot_pipeline.training.loop import TrainingLoop
 from lerobot_pipeline.training.session import make_plan
 
@@ -136,7 +138,7 @@ def record_training(arguments: list[str], runtime_class: type[RecordingRuntime] 
     plan.run_dir.mkdir(parents=True, exist_ok=True)
     try:
         run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
-        loop = TrainingLoop(run, plan.science)
+        loop = TrainingLoop(run, plan.science, StopVote(StopRequest(SignalListener()), runtime))
         run.batches = _remembering(run.batches, recording)
         _watch_losses(loop, recording)
         loop.train()
