@@ -179,7 +179,7 @@ def _choose_initial_states(env: SyncVectorEnv, first: int) -> None:
 
 
 def _make_suites(config: EnvConfig, batch_size: int, trust_remote_code: bool) -> dict[str, dict[int, Any]]:
-    with redirect_stdout(None), _asking_nobody(), warnings.catch_warnings():
+    with _talking_to_nobody(), warnings.catch_warnings():
         # Told on every import of pygame, and nothing that a user of PushT can change.
         warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
         try:
@@ -194,10 +194,10 @@ def _make_suites(config: EnvConfig, batch_size: int, trust_remote_code: bool) ->
 
 
 @contextmanager
-def _asking_nobody() -> Iterator[None]:
+def _talking_to_nobody() -> Iterator[None]:
     stdin = sys.stdin
-    with open(os.devnull) as nothing:
-        sys.stdin = nothing
+    with open(os.devnull, "r+") as nobody, redirect_stdout(nobody):
+        sys.stdin = nobody
         try:
             yield
         finally:
