@@ -58,8 +58,8 @@ class Layout(Protocol):
         """Return LeRobot's own policy."""
         ...
 
-    def weights(self, policy: nn.Module) -> dict[str, Tensor] | None:
-        """Return the whole state dict on the main rank where it has to be gathered, or None where it need not."""
+    def weights(self, policy: nn.Module) -> dict[str, Tensor]:
+        """Return the whole state dict; where it has to be gathered on the main rank only, elsewhere an empty one."""
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -105,9 +105,9 @@ class WholeLayout:
         module: nn.Module = self.accelerator.unwrap_model(policy)
         return module
 
-    def weights(self, policy: nn.Module) -> dict[str, Tensor] | None:
-        """Every rank holds them."""
-        return None
+    def weights(self, policy: nn.Module) -> dict[str, Tensor]:
+        """Return what every rank holds, sharing its memory."""
+        return dict(self.bare(policy).state_dict())
 
     def describe(self) -> dict[str, Any]:
         """Nothing beyond the topology."""
@@ -147,7 +147,7 @@ class ShardedLayout:
         """Sharding changes a policy in place."""
         return policy
 
-    def weights(self, policy: nn.Module) -> dict[str, Tensor] | None:
+    def weights(self, policy: nn.Module) -> dict[str, Tensor]:
         """Gather the float32 masters on the main rank's CPU; other ranks get an empty dict."""
         gathered: dict[str, Any] = get_model_state_dict(
             policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True)

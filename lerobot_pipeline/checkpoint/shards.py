@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint._nested_dict import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -20,15 +21,18 @@ from lerobot_pipeline.checkpoint.dcp_metadata import read_metadata
 from lerobot_pipeline.errors import RunFailure
 
 
-def save_shards(state: dict[str, Any], directory: Path) -> None:
+def save_shards(state: dict[str, Any], directory: Path, group: ProcessGroup | None = None) -> None:
     """Write a state dict, each rank what it holds, into a directory that must be fresh. Collective.
+
+    Args:
+        group: over which ranks agree on who writes what; the default group where there is none.
 
     Raises:
         RunFailure: on every rank, where writing failed on any.
     """
     assert not directory.exists() or not any(directory.iterdir()), "shards of another world size would survive"
     with _told("cannot be written", directory):
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(directory))
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(directory), process_group=group)
 
 
 def load_shards(state: dict[str, Any], directory: Path) -> None:

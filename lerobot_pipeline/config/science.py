@@ -10,6 +10,7 @@ from lerobot_pipeline.config.reader import flatten
 ENGINE_KEYS = (
     "accelerator.ddp",
     "accelerator.gradient_accumulation",
+    "async_checkpoint",
     "batch_size",
     "checkpoint_format",
     "cudnn_deterministic",
@@ -39,6 +40,8 @@ ENGINE_KEYS = (
     "save_checkpoint",
     "save_checkpoint_to_hub",
     "save_freq",
+    "save_keep_best",
+    "save_keep_last",
     "stop_at_step",
     "trackio",
     "wandb",

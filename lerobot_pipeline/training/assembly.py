@@ -13,7 +13,6 @@ from urllib.error import URLError
 import torch
 from lerobot.policies.factory import make_policy, make_pre_post_processors
 from lerobot.utils.random_utils import set_seed
-from safetensors.torch import load_file, load_model
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -25,16 +24,19 @@ from lerobot_pipeline.checkpoint.optimizer import load_optimizer
 from lerobot_pipeline.checkpoint.reader import Found
 from lerobot_pipeline.checkpoint.state import (
     Progress,
+    load_metric_window,
     load_progress,
     load_random_state,
     load_state,
     restore_random_state,
 )
+from lerobot_pipeline.checkpoint.weights import has_weights, load_tensors, load_weights
 from lerobot_pipeline.config.train import TrainConfig
 from lerobot_pipeline.data.loading import Batch, TrainingData, load_datasets, make_stream, make_training_loader
 from lerobot_pipeline.data.order import MicroBatches, SampleStream
 from lerobot_pipeline.errors import UsageError
 from lerobot_pipeline.training.ema import EMA
+from lerobot_pipeline.training.metrics import MetricWindow
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,9 @@ class Run:
     optimizer: Optimizer
     scheduler: LRScheduler | None
     ema: EMA | None
+    window: MetricWindow
+    """Metrics since the last log."""
+
     stream: SampleStream
     batches: Iterator[Batch]
     progress: Progress
@@ -82,9 +87,14 @@ def assemble(config: TrainConfig, runtime: Runtime, found: Found | None, dataset
     bare_policy = _make_policy(config, data, found)
     preprocessor, postprocessor = _make_processors(config, data, bare_policy, runtime.device, found)
     policy, optimizer = runtime.prepare(bare_policy, partial(_make_optimizer, config))
+    if found is not None:
+        load_weights(runtime.unwrap(policy), found.pretrained_dir)
     scheduler = config.scheduler.build(optimizer, config.steps) if config.scheduler is not None else None
     ema = EMA(runtime.unwrap(policy), config.ema.decay) if config.ema.enable else None
     progress = _restore(config, runtime, policy, optimizer, scheduler, ema, found)
+    window = MetricWindow()
+    if found is not None:
+        window.restore(load_metric_window(found.state_dir, runtime.rank, runtime.topology.world_size))
     stream = make_stream(data.train, seed, getattr(config.policy, "drop_n_last_frames", 0) or 0)
     batches = MicroBatches(stream, config.batch_size, runtime.rank, runtime.topology.world_size, progress.cursor)
     loader = make_training_loader(config, data.train, batches, runtime.device)
@@ -98,6 +108,7 @@ def assemble(config: TrainConfig, runtime: Runtime, found: Found | None, dataset
         optimizer=optimizer,
         scheduler=scheduler,
         ema=ema,
+        window=window,
         stream=stream,
         batches=iter(loader),
         progress=progress,
@@ -117,7 +128,7 @@ def _make_policy(config: TrainConfig, data: TrainingData, found: Found | None) -
     assert config.policy is not None
     start_from = config.policy.pretrained_path
     if found is not None:
-        # The weights come from the checkpoint below; a base model need not be at hand again.
+        # The weights come from the checkpoint; a base model need not be at hand again.
         config.policy.pretrained_path = None
     try:
         policy = make_policy(config.policy, ds_meta=data.meta, rename_map=config.rename_map)
@@ -130,8 +141,6 @@ def _make_policy(config: TrainConfig, data: TrainingData, found: Found | None) -
         raise UsageError("policy", f"{config.policy.type} cannot be built: {error}") from error
     finally:
         config.policy.pretrained_path = start_from
-    if found is not None:
-        load_model(policy, found.pretrained_dir / layout.WEIGHTS, device=str(config.policy.device))
     return policy
 
 
@@ -208,9 +217,10 @@ def _restore(
 
 
 def _restore_ema(ema: EMA, found: Found) -> None:
-    path = found.step_dir / layout.EMA_MODEL / layout.WEIGHTS
-    if path.is_file():
-        ema.load(load_file(path), files.read_json(found.state_dir / layout.TRAINING_STEP)["ema_updates"])
+    directory = found.step_dir / layout.EMA_MODEL
+    if has_weights(directory):
+        load_tensors(ema.averages, directory)
+        ema.num_updates = int(files.read_json(found.state_dir / layout.TRAINING_STEP)["ema_updates"])
     else:
         logger.warning("the checkpoint holds no average: it starts anew from the restored weights")
 

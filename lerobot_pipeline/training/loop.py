@@ -11,12 +11,16 @@ from typing import Any
 from lerobot_pipeline.backend.devices import peak_memory_gb
 from lerobot_pipeline.backend.runtime import StepResult
 from lerobot_pipeline.checkpoint import layout
-from lerobot_pipeline.checkpoint.writer import CheckpointWriter, Snapshot
+from lerobot_pipeline.checkpoint.snapshot import Snapshot
+from lerobot_pipeline.checkpoint.weights import Weights, capture_weights
+from lerobot_pipeline.checkpoint.writer import CheckpointWriter
 from lerobot_pipeline.data.loading import scale_images
 from lerobot_pipeline.errors import RunFailure
+from lerobot_pipeline.phases import Phase, phase
 from lerobot_pipeline.training.assembly import Run
 from lerobot_pipeline.training.console import TrainingProgress, metric_line
-from lerobot_pipeline.training.metrics import MetricWindow
+from lerobot_pipeline.training.ema import EMA
+from lerobot_pipeline.training.keeping import CheckpointKeeper
 from lerobot_pipeline.training.tracking import MetricLog, Trackers
 from lerobot_pipeline.training.validation import held_out_loss, rollouts
 
@@ -32,8 +36,9 @@ class TrainingLoop:
         self.runtime = run.runtime
         self.science = science
         self.run_dir = Path(run.config.output_dir or ".")
-        self.writer = CheckpointWriter(self.run_dir, run.runtime, run.config.steps)
-        self.window = MetricWindow()
+        self.writer = CheckpointWriter(self.run_dir, run.runtime, run.config.steps, run.config.async_checkpoint)
+        self.window = run.window
+        self.keeper: CheckpointKeeper | None = None
         self.last_loss: float | None = None
         self._camera_keys = run.data.meta.camera_keys
         self._update_hook = getattr(run.bare_policy, "update", None)
@@ -53,15 +58,25 @@ class TrainingLoop:
         """Train to the end, from wherever the run stands. Leaves a whole checkpoint of the last step."""
         self.run.policy.train()
         log = MetricLog(self.run_dir, self.step) if self.runtime.is_main else None
+        self.keeper = CheckpointKeeper(self.config, self.run_dir) if self.runtime.is_main else None
         trackers = Trackers(self.config, self.config.job_name or self.run_dir.name) if self.runtime.is_main else None
-        with TrainingProgress(self.config.steps, self.step, self.runtime.is_main) as bar:
-            while not self._has_ended():
-                self._one_step()
-                bar.advance()
-                if self.config.log_freq > 0 and self.step % self.config.log_freq == 0:
-                    self._log(log, trackers, bar)
-                self._save_when_due()
-                self._look(log, trackers)
+        try:
+            with TrainingProgress(self.config.steps, self.step, self.runtime.is_main) as bar:
+                while not self._has_ended():
+                    self.writer.check()
+                    with phase(Phase.STEP):
+                        self._one_step()
+                    bar.advance()
+                    if self.config.log_freq > 0 and self.step % self.config.log_freq == 0:
+                        with phase(Phase.LOG):
+                            self._log(log, trackers, bar)
+                    self._save_when_due()
+                    self._look(log, trackers)
+                    self._retain()
+            self.writer.wait()
+            self._retain()
+        finally:
+            self.writer.close()
         if trackers is not None:
             trackers.finish()
 
@@ -75,8 +90,12 @@ class TrainingLoop:
         loaded = time.perf_counter()
         with self.runtime.accumulate(self.run.policy):
             loss, outputs = self.run.policy(batch)
-            self.runtime.backward(loss)
-        result = self.runtime.finish_step(self.run.policy, self.run.optimizer, self.run.scheduler, self._clip_norm())
+            with phase(Phase.BACKWARD):
+                self.runtime.backward(loss)
+        with phase(Phase.UPDATE):
+            result = self.runtime.finish_step(
+                self.run.policy, self.run.optimizer, self.run.scheduler, self._clip_norm()
+            )
         if result.did_update:
             self._after_update()
         self._advance()
@@ -128,6 +147,8 @@ class TrainingLoop:
     def _tell(self, kind: str, log: MetricLog | None, trackers: Trackers | None, values: dict[str, Any]) -> None:
         if log is not None and trackers is not None:
             log.write(kind, self.step, values)
+            if self.keeper is not None:
+                self.keeper.note(kind, self.step, values)
             trackers.log(kind, self.step, values)
 
     def _save_when_due(self) -> None:
@@ -139,11 +160,14 @@ class TrainingLoop:
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint of the run as it stands. Collective, at an update boundary."""
+        """Write a checkpoint of the run as it stands. Collective, at an update boundary.
+
+        With `async_checkpoint` it is whole once `writer.wait` has returned.
+        """
         self._require_finite()
         run, ema = self.run, self.run.ema
-        weights = self.runtime.gather_weights(run.policy)
-        path = self.writer.save(
+        weights = capture_weights(self.runtime, run.policy, self.config.checkpoint_format)
+        self.writer.save(
             Snapshot(
                 policy=run.bare_policy,
                 preprocessor=run.preprocessor,
@@ -154,12 +178,15 @@ class TrainingLoop:
                 train_config=self.config.to_dict(),
                 science=self.science,
                 weights=weights,
-                ema_weights=ema.over(run.bare_policy.state_dict() if weights is None else weights) if ema else None,
+                average=_average_over(weights, ema) if ema is not None else None,
                 ema_updates=ema.num_updates if ema is not None else 0,
+                metric_window=self.window.dump(),
             )
         )
-        if self.runtime.is_main:
-            logger.info("saved %s", path)
+
+    def _retain(self) -> None:
+        if self.keeper is not None:
+            self.keeper.apply(self.writer.newest_step)
 
     def _require_finite(self) -> None:
         if not self.window.is_finite(self.runtime):
@@ -176,3 +203,10 @@ class TrainingLoop:
         if config.env is not None and config.env_eval_freq > 0 and self.step % config.env_eval_freq == 0:
             videos_dir = self.run_dir / "eval" / f"videos_step_{layout.step_name(self.step, config.steps)}"
             self._tell("rollout", log, trackers, rollouts(self.run, videos_dir))
+
+
+def _average_over(weights: Weights, ema: EMA) -> Weights:
+    return Weights(
+        None if weights.gathered is None else ema.over(weights.gathered),
+        None if weights.shards is None else ema.over(weights.shards),
+    )

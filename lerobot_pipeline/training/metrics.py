@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,15 @@ class MetricWindow:
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if is_number or (isinstance(value, Tensor) and value.numel() == 1):
                 self.add(name if name != "loss" else "policy_loss", value)
+
+    def dump(self) -> dict[str, tuple[float, float]]:
+        """Return what was summed up so far: name -> (sum, count), exact."""
+        return {name: (float(total), float(self._counts[name])) for name, total in self._sums.items()}
+
+    def restore(self, stored: Mapping[str, Sequence[float]]) -> None:
+        """Go on from what `dump` returned. A sum that was a float32 goes on as one: adding to it rounds as before."""
+        for name, (total, count) in stored.items():
+            self._sums[name], self._counts[name] = total, int(count)
 
     def is_finite(self, runtime: Runtime) -> bool:
         """Whether every loss of this window was finite on every rank. Collective."""

@@ -12,9 +12,9 @@ from lerobot_pipeline import files
 from lerobot_pipeline.backend.launch import is_main_rank, world_size
 from lerobot_pipeline.backend.runtime import Runtime
 from lerobot_pipeline.checkpoint import layout
+from lerobot_pipeline.checkpoint.publication import remove_leftovers
 from lerobot_pipeline.checkpoint.reader import Found, find_checkpoint, newest_checkpoint
 from lerobot_pipeline.checkpoint.state import load_progress
-from lerobot_pipeline.checkpoint.writer import CheckpointWriter
 from lerobot_pipeline.config.building import build_train_config
 from lerobot_pipeline.config.publish import PublishConfig, PublishedPolicyConfig
 from lerobot_pipeline.config.reader import Tree, merge
@@ -95,10 +95,8 @@ def make_plan(request: TrainRequest) -> Plan:
         found = _newest_in(values.get("output_dir"))
     config = build_train_config(values, request.requested_device)
     _, topology = Runtime.require_possible(config)
-    if topology.is_sharded and config.checkpoint_format != "safetensors":
-        raise UsageError(
-            "checkpoint_format", f"{config.checkpoint_format} is not part of this version; use safetensors"
-        )
+    if topology.is_sharded and config.checkpoint_format == "dcp" and config.policy and config.policy.push_to_hub:
+        raise UsageError("checkpoint_format", "dcp leaves shards only, which are never published; use safetensors_dcp")
     if config.output_dir is None:
         config.output_dir = default_run_dir(config.job_name or "run")
     science = science_of(config.to_dict(), world_size())
@@ -169,7 +167,7 @@ def _prepare_run_dir(plan: Plan, runtime: Runtime) -> None:
         plan.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError("output_dir", f"{plan.run_dir} cannot be made: {error.strerror}") from error
-    CheckpointWriter(plan.run_dir, runtime, plan.config.steps).remove_leftovers()
+    remove_leftovers(plan.run_dir)
     if plan.found is not None:
         for line in plan.found.passed_over:
             logger.warning("passed over a damaged checkpoint: %s", line)
