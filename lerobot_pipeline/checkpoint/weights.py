@@ -57,7 +57,7 @@ def capture_weights(runtime: Runtime, policy: nn.Module, checkpoint_format: str)
         return Weights(gathered=runtime.gather_weights(policy))
     return Weights(
         gathered=runtime.gather_weights(policy) if checkpoint_format != "dcp" else None,
-        shards=get_model_state_dict(policy) if checkpoint_format != "safetensors" else None,
+        shards=_own_tensors(policy) if checkpoint_format != "safetensors" else None,
     )
 
 
@@ -70,7 +70,7 @@ def load_weights(policy: nn.Module, directory: Path) -> None:
     Raises:
         RunFailure: a tensor is missing, damaged or of another shape.
     """
-    load_tensors(get_model_state_dict(policy), directory)
+    load_tensors(_own_tensors(policy), directory)
 
 
 @torch.no_grad()
@@ -90,6 +90,12 @@ def load_tensors(targets: dict[str, Tensor], directory: Path) -> None:
 def has_weights(directory: Path) -> bool:
     """Whether there are weights in a directory, in either form."""
     return (directory / WEIGHTS).is_file() or (directory / SHARDS).is_dir()
+
+
+def _own_tensors(policy: nn.Module) -> dict[str, Tensor]:
+    """Return a policy's state dict as this rank holds it, sharing its memory."""
+    state: dict[str, Any] = get_model_state_dict(policy)
+    return state
 
 
 def _load_file(targets: dict[str, Tensor], path: Path) -> None:

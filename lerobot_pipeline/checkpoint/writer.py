@@ -84,7 +84,7 @@ class CheckpointWriter:
             self._together(step, lambda: self._make_staging(staging, content))
             entries = self._together(step, lambda: self._write(staging, content))
             known = [entry for of_rank in entries for entry in of_rank]
-            self._together(step, lambda: self.runtime.is_main and publication.publish(staging, target, known))
+            self._together(step, lambda: self._publish(staging, target, known))
         except BaseException:
             if self.runtime.is_main:
                 shutil.rmtree(staging, ignore_errors=True)
@@ -92,6 +92,10 @@ class CheckpointWriter:
         self.newest_step = step
         if self.runtime.is_main:
             logger.info("saved %s", target)
+
+    def _publish(self, staging: Path, target: Path, known: list[dict[str, Any]]) -> None:
+        if self.runtime.is_main:
+            publication.publish(staging, target, known)
 
     def _make_staging(self, staging: Path, content: Content) -> None:
         if self.runtime.is_main:

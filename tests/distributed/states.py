@@ -62,7 +62,12 @@ def gather_state(run: Run) -> State:
         tensors |= {f"optimizer.{name}.{entry}": value for entry, value in state.items()}
     return {
         **{name: gather_whole(value).detach().clone() for name, value in tensors.items()},
-        "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer["param_groups"]],
+        **{
+            f"group.{number}.{name}": value
+            for number, group in enumerate(optimizer["param_groups"])
+            for name, value in group.items()
+            if name != "params"
+        },
         "average.updates": run.ema.num_updates,
         "scheduler": run.scheduler.state_dict(),
         "scaler": run.runtime.scaler.state_dict() if run.runtime.scaler else None,

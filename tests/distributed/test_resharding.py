@@ -20,12 +20,17 @@ from .recording import Recording, record_training
 from .states import State, differing, load_and_gather, train_and_gather
 
 LAYOUTS: dict[str, tuple[int, list[str]]] = {
-    "single": (1, []),
-    "DDP 2": (2, []),
-    "FSDP2 2": (2, ["--parallelism.dp_shard=2"]),
-    "FSDP2 4": (4, ["--parallelism.dp_shard=4"]),
-    "HSDP 2x2": (4, ["--parallelism.dp_replicate=2", "--parallelism.dp_shard=2"]),
+    name: (replicate * shard, [f"--parallelism.dp_replicate={replicate}", f"--parallelism.dp_shard={shard}"])
+    for name, replicate, shard in (
+        ("single", 1, 1),
+        ("DDP 2", 2, 1),
+        ("FSDP2 2", 1, 2),
+        ("FSDP2 4", 1, 4),
+        ("HSDP 2x2", 2, 2),
+    )
 }
+"""Name -> world size and flags. HSDP's degenerate splits are here too: 2x1 is DDP 2, and 1x2 is FSDP2 2."""
+
 FORMATS = ["safetensors", "dcp", "safetensors_dcp"]
 ADAM = ["--optimizer.type=adamw", "--optimizer.lr=1e-2", "--optimizer.eps=1e-5", "--ema.enable=true", "--seed=3"]
 COSINE = ["--scheduler.type=diffuser", "--scheduler.name=cosine", "--scheduler.num_warmup_steps=2"]
@@ -51,7 +56,7 @@ def _run(layout: str, function: Callable[..., Any], flags: list[str], request: p
     """Call `function(flags)` on every rank of a layout."""
     world_size, degrees = LAYOUTS[layout]
     if world_size == 1:
-        return [function(flags)]
+        return [function([*flags, *degrees])]
     pool: RankPool = request.getfixturevalue("four_ranks" if world_size == 4 else "two_ranks")
     return pool.run(function, [*flags, *degrees])
 
@@ -90,8 +95,7 @@ def test_what_one_layout_saved_another_loads_bit_for_bit(
     assert [differing(one, state) for one in loaded] == [[]] * len(loaded)
     assert state["step"] == (2, 2 * EFFECTIVE_BATCH)
     moments = [name for name in state if name.endswith((".exp_avg", ".exp_avg_sq"))]
-    assert len(moments) > 20
-    assert all(torch.any(state[name] != 0) for name in moments if "k_proj" not in name and "in_proj" not in name)
+    assert sum(bool(torch.any(state[name] != 0)) for name in moments) > 40, "there must be something to restore"
 
 
 def test_a_changed_bit_of_state_is_found() -> None:
@@ -180,7 +184,7 @@ def test_two_changes_in_a_row_lose_no_sample(
         size = [f"--batch_size={batch}", f"--accelerator.gradient_accumulation.steps={accumulation}"]
         flags = [*exact_act, *ADAM, f"--output_dir={run_dir}", "--checkpoint_format=dcp"]
         if number:
-            flags = ["--resume=true", f"--config_path={run_dir}", "--policy.device=cpu", "--parallelism.dp_shard=1"]
+            flags = ["--resume=true", f"--config_path={run_dir}", "--policy.device=cpu"]
         consumed += _consumed(_run(layout, record_training, [*flags, *size, f"--steps={until}"], request))
     whole = [*exact_act, *ADAM, f"--output_dir={tmp_path / 'whole'}", "--batch_size=16"]
     expected = _consumed([record_training([*whole, f"--steps={len(consumed) // 16}"])])

@@ -62,14 +62,17 @@ def test_a_save_in_the_background_has_the_same_bits(synchronous: Path, tiny_act:
 
 def test_a_slow_write_holds_up_the_next_save_and_the_end_only(tiny_act: list[str], tmp_path: Path) -> None:
     order: list[str] = []
-    may_write = threading.Event()
+    is_writing, may_write = threading.Event(), threading.Event()
 
     def hold() -> None:
         order.append("write")
+        is_writing.set()
         assert may_write.wait(60)
 
     def at_step() -> None:
         order.append("step")
+        if order.count("step") == 3:
+            assert is_writing.wait(60)
         if order.count("step") == 4:
             may_write.set()
 
