@@ -18,14 +18,26 @@ EVENT = "lerobot_pipeline.phase"
 class Phase(StrEnum):
     """Every phase that is announced. Those of a save run in the writing thread where saving is asynchronous."""
 
+    IMPORT = "import"
+    """Importing torch and lerobot."""
+
+    ASSEMBLY = "assembly"
+    """Building a run, from scratch or from a checkpoint."""
+
     STEP = "step"
     """A micro-batch, from loading it to its metrics."""
+
+    BATCH = "batch"
+    """Loading and preparing it."""
 
     BACKWARD = "step.backward"
     UPDATE = "step.update"
     """Clipping, the optimizer's step, the schedule's."""
 
     LOG = "log"
+    EVALUATION = "evaluation"
+    """Held-out loss, or rollouts in a simulator."""
+
     SAVE = "save"
     """What training waits for: all of a save, or where it is asynchronous, until the copies are made."""
 

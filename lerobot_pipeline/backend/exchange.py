@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 _PATIENCE = timedelta(days=365)
-"""A rank may wait for the main one to roll a policy out or to write a checkpoint; the run's own process group would
-give up after minutes. A rank that dies closes its connections, which ends the wait of the others at once."""
+"""A rank may wait while the main one rolls a policy out or writes a checkpoint; a collective of the run's own process
+group would give up after minutes. A rank that dies closes its connections, which ends the others' wait at once."""
 
 
 class Exchange:
@@ -35,3 +37,19 @@ class Exchange:
         values = [value]
         dist.broadcast_object_list(values, src=0, group=self.group)
         return values[0]
+
+    def start_max(self, value: int) -> Callable[[], int]:
+        """Begin to find the largest of the ranks' values, and return what waits for it.
+
+        It runs on the CPU beside whatever the ranks do meanwhile, so that no device waits for it.
+        """
+        if self.group is None:
+            return lambda: value
+        largest = torch.tensor([value])
+        work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group, async_op=True)
+
+        def wait() -> int:
+            work.wait()
+            return int(largest.item())
+
+        return wait

@@ -90,12 +90,7 @@ def _read_by_name(policy: nn.Module, optimizer: Optimizer, directory: Path) -> d
         _, number, entry = key.split("/")
         state.setdefault(numbered[int(number)], {})[entry] = value
     groups = files.read_json(directory / OPTIMIZER_PARAM_GROUPS)
-    named_groups = [
-        # JSON knows no tuples; betas is one.
-        {name: tuple(value) if isinstance(value, list) else value for name, value in group.items()}
-        | {"params": [numbered[number] for number in group["params"]]}
-        for group in groups
-    ]
+    named_groups = [{**group, "params": [numbered[number] for number in group["params"]]} for group in groups]
     return {"state": state, "param_groups": named_groups}
 
 

@@ -12,10 +12,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lerobot_pipeline.backend.runtime import Runtime
 from lerobot_pipeline.checkpoint import layout
+from lerobot_pipeline.checkpoint.forms import Weights
 from lerobot_pipeline.checkpoint.host_copies import HostCopies
 from lerobot_pipeline.checkpoint.optimizer import OptimizerState, capture_optimizer
 from lerobot_pipeline.checkpoint.state import Progress, SmallState, capture_random_state, capture_state
-from lerobot_pipeline.checkpoint.weights import Weights
 from lerobot_pipeline.phases import Phase, phase
 
 _BYTES_PER_TENSOR = 4096
@@ -27,7 +27,7 @@ class Snapshot:
     """All that a checkpoint holds, as the training loop has it."""
 
     policy: Any
-    """LeRobot's policy, unwrapped."""
+    """LeRobot's policy, or PEFT's around it."""
 
     preprocessor: Any
     postprocessor: Any
@@ -94,6 +94,7 @@ def capture(snapshot: Snapshot, runtime: Runtime) -> Content:
         "precision": runtime.precision.mixed_precision,
         "topology": runtime.topology.as_dict(),
         "ema_updates": snapshot.ema_updates,
+        "parameters": runtime.parameters,
     }
     state = capture_state(
         snapshot.progress, snapshot.scheduler, runtime.scaler, [random for random, _ in ranks], described

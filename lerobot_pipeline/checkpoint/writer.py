@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +38,9 @@ class CheckpointWriter:
         self._copies = HostCopies()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if is_async else None
         self._pending: Future[None] | None = None
+        self.background_s = 0.0
+        """Longest time that a write in the background took."""
+
         self.newest_step: int | None = None
         """Step of the newest checkpoint that this writer finished."""
 
@@ -57,7 +61,7 @@ class CheckpointWriter:
             else:
                 with phase(Phase.COPY_TO_HOST):
                     content = content.copied(self._copies)
-                self._pending = self._thread.submit(self._commit, content)
+                self._pending = self._thread.submit(self._commit_timed, content)
 
     def check(self) -> None:
         """Raise what went wrong in the background. Only the main rank does so; the others meet it when they wait."""
@@ -74,6 +78,11 @@ class CheckpointWriter:
         """Let a write that is under way come to its end, whatever that is."""
         if self._thread is not None:
             self._thread.shutdown()
+
+    def _commit_timed(self, content: Content) -> None:
+        started = time.perf_counter()
+        self._commit(content)
+        self.background_s = max(self.background_s, time.perf_counter() - started)
 
     def _commit(self, content: Content) -> None:
         """Write everything. Collective over this writer's own connection."""

@@ -11,8 +11,10 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from lerobot_pipeline.backend.dtensors import gather_whole
 from lerobot_pipeline.backend.precision import Precision
 from lerobot_pipeline.backend.runtime import Runtime
+from lerobot_pipeline.backend.signals import SignalListener
 from lerobot_pipeline.config.request import read_train_request
 from lerobot_pipeline.training.assembly import Run, assemble
+from lerobot_pipeline.training.interruption import StopRequest, StopVote
 from lerobot_pipeline.training.loop import TrainingLoop
 from lerobot_pipeline.training.session import make_plan
 
@@ -45,7 +47,7 @@ def _run(arguments: list[str], train: bool) -> State:
         assert train or plan.found is not None, "there is nothing to load"
         run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
         if train:
-            TrainingLoop(run, plan.science).train()
+            TrainingLoop(run, plan.science, StopVote(StopRequest(SignalListener()), runtime)).train()
         return gather_state(run)
     finally:
         runtime.close()
@@ -83,4 +85,7 @@ def differing(ours: State, theirs: State) -> list[str]:
 def _is_same(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
         return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-    return bool(ours == theirs)
+    # JSON knows no tuples: betas come back as a list.
+    return bool(
+        (list(ours) if isinstance(ours, tuple) else ours) == (list(theirs) if isinstance(theirs, tuple) else theirs)
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_a_run_goes_on_under_another_layout(
     rest = _train(second, [*exact_act, f"--output_dir={run_dir}"], request)
     whole = untouched["run"]
     assert _consumed(rest) == _consumed([whole])[3 * EFFECTIVE_BATCH :]
-    tail = Recording(whole.losses[3:], whole.gradients[3:], whole.grad_norms[3:], whole.weights)
+    tail = replace(whole, losses=whole.losses[3:], gradients=whole.gradients[3:], grad_norms=whole.grad_norms[3:])
     found = differences(rest[0], tail)
     # Adam divides by the root of a second moment, which magnifies the rounding of another order of summation.
     assert max(found.values()) <= 1e-4, found
@@ -166,8 +167,8 @@ def _consumed(ranks: list[Recording]) -> list[int]:
 
 CHAINS = {
     # layout, batch of a rank, accumulation, steps until which it runs
-    "ranks and accumulation": [("single", 16, 1, 1), ("FSDP2 2", 4, 2, 5), ("DDP 2", 8, 1, 7)],
-    "accumulation only": [("DDP 2", 2, 4, 4), ("DDP 2", 8, 1, 5), ("DDP 2", 4, 2, 9)],
+    "ranks and accumulation": [("single", 16, 1, 1), ("FSDP2 2", 4, 2, 6), ("DDP 2", 8, 1, 8)],
+    "accumulation only": [("DDP 2", 2, 4, 4), ("DDP 2", 8, 1, 5), ("DDP 2", 4, 2, 10)],
     "many ranks": [("HSDP 2x2", 4, 1, 2), ("FSDP2 4", 2, 2, 6), ("single", 8, 2, 10)],
 }
 

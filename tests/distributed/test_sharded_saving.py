@@ -15,7 +15,7 @@ from lerobot_pipeline.checkpoint.reader import find_checkpoint, require_as_saved
 from lerobot_pipeline.config.policy_files import find_policy
 from lerobot_pipeline.errors import RunFailure, UsageError
 from lerobot_pipeline.phases import Phase
-from tests.phase_hooks import planted
+from tests.phases import planted
 
 from .ranks import RankPool
 from .states import State, differing, load_and_gather, train_and_gather

@@ -18,7 +18,7 @@ from lerobot_pipeline.checkpoint.reader import find_checkpoint
 from lerobot_pipeline.checkpoint.retention import apply_retention
 from lerobot_pipeline.cli import main
 from lerobot_pipeline.phases import Phase
-from tests.phase_hooks import planted
+from tests.phases import planted
 
 STEPS = 6
 
