@@ -85,7 +85,6 @@ def differing(ours: State, theirs: State) -> list[str]:
 def _is_same(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
         return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-    # JSON knows no tuples: betas come back as a list.
-    return bool(
-        (list(ours) if isinstance(ours, tuple) else ours) == (list(theirs) if isinstance(theirs, tuple) else theirs)
-    )
+    # JSON knows no tuples: betas may come back as a list.
+    ours, theirs = (list(value) if isinstance(value, tuple) else value for value in (ours, theirs))
+    return bool(ours == theirs)
