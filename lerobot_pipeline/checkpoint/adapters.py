@@ -37,15 +37,18 @@ def load_adapted(config: PreTrainedConfig, directory: Path, build: Callable[[], 
         UsageError: the base is not there, or the adapter does not belong to it.
     """
     described = files.read_json(directory / ADAPTER_CONFIG)
-    base = find_base(directory)
-    with building_base(config, local_policy(base, described.get("revision"))):
+    with building_base(config, local_policy(find_base(directory), described.get("revision"))):
         policy = build()
-        peft_config = PeftConfig.from_pretrained(str(directory))
-        peft_config.inference_mode = False
-        # Filled in by PEFT from the policy, with a warning where it differs.
-        peft_config.base_model_name_or_path = None
-        adapted: PeftModel = policy.wrap_with_peft(peft_config=peft_config)
-    adapted.peft_config[ADAPTER].base_model_name_or_path = base
+        try:
+            peft_config = PeftConfig.from_pretrained(str(directory))
+            peft_config.inference_mode = False
+            # PEFT fills it in from the policy, and warns where it was another.
+            peft_config.base_model_name_or_path = None
+            adapted: PeftModel = policy.wrap_with_peft(peft_config=peft_config)
+        except (KeyError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UsageError(POLICY_PATH_KEY, f"{directory / ADAPTER_CONFIG} does not fit: {reason}") from error
+    adapted.peft_config[ADAPTER].base_model_name_or_path = described[_BASE_KEY]
     _fill(adapted, directory)
     return adapted
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 import draccus
 import torch
 from lerobot.configs.policies import PreTrainedConfig
-from lerobot.configs.types import FeatureType
+from lerobot.configs.types import FeatureType, PolicyFeature
 from lerobot.envs.configs import EnvConfig
 from lerobot.envs.utils import env_to_policy_features
 from lerobot.policies.factory import get_policy_class, make_policy, make_pre_post_processors
@@ -89,7 +89,9 @@ def require_matching_features(config: PreTrainedConfig, env: EnvConfig) -> None:
     Raises:
         ConfigError: names the feature, and the `--env` flag that would provide it where there is one.
     """
-    offered = env_to_policy_features(env)
+    if config.type == "xvla":
+        return  # It has its own processing of LIBERO's states, whose shape lerobot declares nowhere.
+    offered = offered_features(env)
     for name, feature in {**(config.input_features or {}), **(config.output_features or {})}.items():
         found = offered.get(name)
         key = "env.obs_type" if hasattr(env, "obs_type") else "env.type"
@@ -99,6 +101,16 @@ def require_matching_features(config: PreTrainedConfig, env: EnvConfig) -> None:
         if feature.type is not FeatureType.VISUAL and tuple(found.shape) != tuple(feature.shape):
             mismatch = f"the policy has {name} of shape {tuple(feature.shape)}, {env.type} has {tuple(found.shape)}"
             raise ConfigError(key, f"{mismatch}; choose the environment that the policy was trained for")
+
+
+def offered_features(env: EnvConfig) -> dict[str, PolicyFeature]:
+    """Return what a policy can read and must answer, after lerobot's processing of the environment's observations."""
+    features: dict[Any, dict[str, PolicyFeature]] = {}
+    for name, feature in env_to_policy_features(env).items():
+        features.setdefault(feature.type, {})[name] = feature
+    for step in env.get_env_processors()[0].steps:
+        features = step.transform_features(features)
+    return {name: feature for group in features.values() for name, feature in group.items()}
 
 
 def load_policy(files: PolicyFiles, config: PreTrainedConfig, env: EnvConfig) -> EvaluatedPolicy:
@@ -162,7 +174,7 @@ def _with_processors(
 
 def _advice(env: EnvConfig, config: PreTrainedConfig) -> str:
     for obs_type in OBSERVATION_TYPES.get(env.type, ()):
-        offered = env_to_policy_features(with_observation_type(env, obs_type))
+        offered = offered_features(with_observation_type(env, obs_type))
         if set(config.input_features or {}) <= set(offered):
             return f"; use --env.obs_type={obs_type}"
     return "; choose an environment that gives it"

@@ -47,7 +47,10 @@ def adapt(config: TrainConfig, resumed_from: Path | None, build: Any) -> PeftMod
     if resumed_from is not None:
         policy = load_adapted(config.policy, resumed_from, build)
     elif config.peft is None:
-        policy = load_adapted(config.policy, find_policy(start) or download_policy(start, revision), build)
+        directory = find_policy(start) or download_policy(start, revision)
+        policy = load_adapted(config.policy, directory, build)
+        # This run lies elsewhere than the adapter that it starts from.
+        policy.peft_config[ADAPTER].base_model_name_or_path = lasting_path(find_base(directory))
     else:
         base_dir = local_policy(start, revision)
         with building_base(config.policy, base_dir):

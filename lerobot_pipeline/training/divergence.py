@@ -18,20 +18,22 @@ def loss_failure(run: Run, bad_steps: dict[int, int]) -> RunFailure:
     """
     step = min(bad_steps.values())
     ranks = [rank for rank, first in sorted(bad_steps.items()) if first == step]
-    return RunFailure(f"the loss stopped being finite at step {step} on {_given(run, ranks, step)}; {_advice(run)}")
+    return RunFailure(f"the loss stopped being finite at step {step} on {_given(run, ranks, [step])}; {_advice(run)}")
 
 
 def gradient_failure(run: Run) -> RunFailure:
     """Return the error for an update whose gradients are not finite though every loss is."""
     step, ranks = run.progress.step, list(range(run.runtime.topology.world_size))
+    steps = list(range(step - run.progress.accumulation_steps + 1, step + 1))
     return RunFailure(
-        f"the gradient norm stopped being finite at step {step}, every loss is; the step's samples: "
-        f"{_given(run, ranks, step)}; {_advice(run)}"
+        f"the gradient norm stopped being finite at step {step}, every loss is; the update's samples: "
+        f"{_given(run, ranks, steps)}; {_advice(run)}"
     )
 
 
-def _given(run: Run, ranks: list[int], step: int) -> str:
-    return ", ".join(f"rank {rank} (dataset samples {_listed(samples_of(run, rank, step))})" for rank in ranks)
+def _given(run: Run, ranks: list[int], steps: list[int]) -> str:
+    samples = {rank: [sample for step in steps for sample in samples_of(run, rank, step)] for rank in ranks}
+    return ", ".join(f"rank {rank} (dataset samples {_listed(given)})" for rank, given in samples.items())
 
 
 def samples_of(run: Run, rank: int, step: int) -> list[int]:

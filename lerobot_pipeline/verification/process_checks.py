@@ -20,7 +20,7 @@ from lerobot_pipeline.verification.result import CheckResult
 
 _WORKER = "lerobot_pipeline.verification.process_worker"
 _WORLD_SIZE = 2
-_TIMEOUT_S = 90
+_TIMEOUT_S = 180
 _LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Left by a launcher around this command, they would make the two processes look for ranks that are not there."""
 

@@ -15,6 +15,7 @@ from lerobot_pipeline.backend.dtensors import local_part
 from lerobot_pipeline.backend.layouts import ShardedLayout
 from lerobot_pipeline.backend.precision import LossScaler, Precision
 from lerobot_pipeline.config.request import read_train_request
+from lerobot_pipeline.errors import RunFailure
 from lerobot_pipeline.training.assembly import Run, assemble
 from lerobot_pipeline.training.loop import TrainingLoop
 from lerobot_pipeline.training.session import make_plan
@@ -135,6 +136,14 @@ def train_with_overflow(
     finally:
         runtime.close()
     return trace
+
+
+def train_or_tell(arguments: list[str], overflow: Overflow, runtime_class: type[ScaledRuntime]) -> Trace | str:
+    """As `train_with_overflow`; a failure is returned, since ranks that raised are not used again."""
+    try:
+        return train_with_overflow(arguments, overflow, runtime_class)
+    except (RunFailure, RuntimeError) as error:
+        return str(error)
 
 
 def _state(run: Run, loop: TrainingLoop, hook_calls: int) -> StepState:
