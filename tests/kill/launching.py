@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -18,17 +19,23 @@ _MARK = "INTERRUPTION_TEST_RUN"
 _TIMEOUT_S = 400
 
 
-def launch(flags: list[str], run_dir: Path, planted: str | None = None, processes: int = 2) -> tuple[int, str]:
-    """Run `launch` to its end and return its exit code and what it said last. Fails if a process is left over."""
-    command = [sys.executable, "-m", "lerobot_pipeline", "launch", f"--processes_per_node={processes}", *flags]
-    replaced = {"--save_freq"}
-    command = [argument for argument in command if argument.partition("=")[0] not in replaced]
-    command += ["--save_freq=2", "--batch_size=2", f"--steps={STEPS}", f"--output_dir={run_dir}"]
+LAUNCH = [sys.executable, "-m", "lerobot_pipeline", "launch", "--processes_per_node=2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def launch(
+    flags: list[str], run_dir: Path, planted: str | None = None, command: Sequence[str] = LAUNCH
+) -> tuple[int, str]:
+    """Run `command` to its end and return its exit code and what it said. Fails if a process is left over."""
+    kept = [flag for flag in flags if not flag.startswith("--save_freq=")]
+    common = ["--save_freq=2", "--batch_size=2", f"--steps={STEPS}", f"--output_dir={run_dir}"]
     environment = os.environ | {_MARK: str(run_dir)}
     if planted is not None:
         path = os.pathsep.join([str(_PLANTING), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment |= {"PLANTED": planted, "PYTHONPATH": path}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, *kept, *common], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     _, said = process.communicate(timeout=_TIMEOUT_S)
     assert not wait_for_the_rest(run_dir), said[-3000:]
     return process.returncode, said

@@ -9,7 +9,7 @@ import pytest
 
 from lerobot_pipeline.checkpoint.reader import newest_checkpoint
 
-from .launching import final_files, launch, outcomes
+from .launching import TORCHRUN, final_files, launch, outcomes
 
 PHASES = {"import:1": 0, "assembly:1": 0, "batch:1": 1, "step:3": 3, "evaluation:1": 3, "save:1": 2}
 """Phase and occurrence -> step that must have been reached."""
@@ -80,4 +80,18 @@ def test_a_killed_launcher_leaves_no_ranks_and_whole_checkpoints(
     assert exit_code == -9
     exit_code, more = launch([*tiny_act, *LOOKING], tmp_path)
     assert exit_code == 0, more[-3000:]
+    assert final_files(tmp_path) == untouched
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", ["1:SIGTERM:self", "0:SIGTERM:parent"])
+def test_under_raw_torchrun_the_main_rank_says_why(
+    target: str, tiny_act: list[str], tmp_path: Path, untouched: dict[str, bytes]
+) -> None:
+    train = [*TORCHRUN, "-m", "lerobot_pipeline", "train"]
+    exit_code, said = launch([*tiny_act, *LOOKING], tmp_path, f"step:3:{target}", train)
+    assert exit_code == 1
+    assert "lerobot-pipeline train: SIGTERM: stopped after step" in said
+    assert launch([*tiny_act, *LOOKING], tmp_path, command=train)[0] == 0
+    assert outcomes(tmp_path) == ["resume", "done"]
     assert final_files(tmp_path) == untouched

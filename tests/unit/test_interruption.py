@@ -7,13 +7,14 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from lerobot_pipeline.backend.signals import STOP_SIGNALS
 from lerobot_pipeline.cli import main
 from lerobot_pipeline.config.attempt import read_attempt_options
 from lerobot_pipeline.errors import EXIT_DONE, EXIT_STOPPED, ConfigError
@@ -21,6 +22,15 @@ from lerobot_pipeline.training.interruption import find_deadline
 from tests.phases import at_phase
 
 STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_on_a_terminal() -> Iterator[None]:
+    """In the background shells have some signals ignored, which stay so."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def send(number: int) -> Callable[[], None]:
@@ -159,7 +169,7 @@ def test_a_deadline_stops_in_time(
         assert train(tiny_act, tmp_path, "--deadline=1h", "--deadline_margin=5m") == EXIT_STOPPED
     assert "the deadline is near: stopped after step 3" in capsys.readouterr().err.splitlines()[-1]
     stored = (tmp_path / "checkpoints/000003/pretrained_model/train_config.json").read_text()
-    assert "deadline" not in stored, "a run that goes on has another deadline"
+    assert '"deadline' not in stored, "a run that goes on has another deadline"
     later_s = 0.0
     assert train(tiny_act, tmp_path, "--deadline=1h", "--deadline_margin=5m") == EXIT_DONE
 
