@@ -9,7 +9,7 @@ from pathlib import Path
 from lerobot_pipeline.backend.launch import guard_environment, is_main_rank, rank_of_this_process
 from lerobot_pipeline.backend.signals import SignalListener, launcher_of_this_rank
 from lerobot_pipeline.config.request import read_train_request
-from lerobot_pipeline.errors import EXIT_DONE, UsageError
+from lerobot_pipeline.errors import EXIT_DONE, PipelineError
 from lerobot_pipeline.phases import enter_phase
 from lerobot_pipeline.training.console import set_up_logging
 from lerobot_pipeline.training.run_directory import ATTEMPT_VARIABLE, Attempt, Outcome
@@ -33,8 +33,8 @@ def run(arguments: list[str]) -> int:
             train(request, signals, attempt)
         except BaseException as error:
             attempt.end(Outcome.of(error))
-            if isinstance(error, UsageError) and not is_main_rank() and attempt.directory is None:
-                # Every rank finds the same mistake; torchrun ends them all at the first exit: let the main rank speak.
+            if isinstance(error, PipelineError) and not is_main_rank() and attempt.directory is None:
+                # Every rank finds the same fault; torchrun ends them all at the first exit, so let the main rank speak.
                 time.sleep(_WAIT_FOR_MAIN_RANK_S)
             raise
         attempt.end(Outcome(EXIT_DONE, "done"))

@@ -12,12 +12,13 @@ from typing import Any
 from lerobot_pipeline.backend.devices import peak_memory_gb
 from lerobot_pipeline.backend.runtime import StepResult
 from lerobot_pipeline.checkpoint import layout
+from lerobot_pipeline.checkpoint.weights import is_adapted
 from lerobot_pipeline.checkpoint.writer import CheckpointWriter, Snapshot
 from lerobot_pipeline.data.loading import scale_images
-from lerobot_pipeline.errors import RunFailure
 from lerobot_pipeline.phases import enter_phase
 from lerobot_pipeline.training.assembly import Run
 from lerobot_pipeline.training.console import TrainingProgress, metric_line
+from lerobot_pipeline.training.divergence import gradient_failure, loss_failure
 from lerobot_pipeline.training.interruption import StopVote
 from lerobot_pipeline.training.metrics import MetricWindow
 from lerobot_pipeline.training.run_lock import RunLock
@@ -97,6 +98,11 @@ class TrainingLoop:
         if (deadline := self.vote.request.deadline) is not None:
             deadline.longest_step_s = max(deadline.longest_step_s, ended - started)
         self._measure(loss, outputs, result, loaded - started, ended - loaded)
+        if result.was_skipped:
+            self.window.excuse()
+        if result.has_diverged:
+            self._require_finite()
+            raise gradient_failure(self.run)
         enter_phase("step")
 
     def _clip_norm(self) -> float:
@@ -116,7 +122,7 @@ class TrainingLoop:
         )
 
     def _measure(self, loss: Any, outputs: Any, result: StepResult, data_s: float, update_s: float) -> None:
-        self.window.add_loss(loss)
+        self.window.add_loss(loss, self.step)
         self.window.add_outputs(outputs)
         if result.grad_norm is not None:
             self.window.add("grad_norm", result.grad_norm)
@@ -124,9 +130,11 @@ class TrainingLoop:
         self.window.add("update_s", update_s)
 
     def _log(self, log: MetricLog | None, trackers: Trackers | None, bar: TrainingProgress) -> None:
-        self._require_finite()
+        if self.runtime.is_update_boundary:
+            self._require_finite()
         values = self.window.reduce(self.runtime)
-        self.last_loss = values["loss"]
+        # A window of nothing but overflows has no loss.
+        self.last_loss = values.get("loss")
         values |= {
             "lr": float(self.run.optimizer.param_groups[0]["lr"]),
             "epoch": self.run.stream.epoch_of(self.run.progress.cursor),
@@ -138,7 +146,8 @@ class TrainingLoop:
         if (memory_gb := peak_memory_gb(self.runtime.device)) is not None:
             values["peak_memory_gb"] = memory_gb
         self._tell("train", log, trackers, values)
-        bar.note(f"loss {values['loss']:.4f}")
+        if self.last_loss is not None:
+            bar.note(f"loss {self.last_loss:.4f}")
         if self.runtime.is_main:
             logger.info("%s", metric_line(self.step, self.config.steps, values))
 
@@ -163,7 +172,7 @@ class TrainingLoop:
         started = time.perf_counter()
         enter_phase("save")
         run, ema = self.run, self.run.ema
-        weights = self.runtime.gather_weights(run.policy)
+        weights = self.runtime.gather_weights(run.policy, only_trainable=is_adapted(run.bare_policy))
         path = self.writer.save(
             Snapshot(
                 policy=run.bare_policy,
@@ -196,12 +205,8 @@ class TrainingLoop:
         raise self.vote.stopped(f"stopped after step {self.step} of {self.config.steps}, saved in {self.run_dir}")
 
     def _require_finite(self) -> None:
-        if not self.window.is_finite(self.runtime):
-            raise RunFailure(
-                f"the loss stopped being finite before step {self.step}; nothing was saved after it "
-                f"(newest checkpoint: {self.run_dir / layout.CHECKPOINTS / layout.LAST}); lower --optimizer.lr or look "
-                "at the data"
-            )
+        if bad_steps := self.window.first_bad_steps(self.runtime):
+            raise loss_failure(self.run, bad_steps)
 
     def _look(self, log: MetricLog | None, trackers: Trackers | None) -> None:
         # What is given up leaves no line; the run stops right after.

@@ -29,6 +29,7 @@ from lerobot_pipeline.data.loading import find_dataset
 from lerobot_pipeline.errors import UsageError
 from lerobot_pipeline.phases import enter_phase
 from lerobot_pipeline.publishing.publish import check_target, publish_checkpoint
+from lerobot_pipeline.training.adapting import require_public_base
 from lerobot_pipeline.training.assembly import assemble
 from lerobot_pipeline.training.banner import log_banner
 from lerobot_pipeline.training.interruption import StopRequest, StopVote, find_deadline
@@ -72,7 +73,8 @@ def train(request: TrainRequest, signals: SignalListener, attempt: Attempt) -> N
     """
     plan = make_plan(request)
     if is_main_rank() and (publication := _publication(plan)) is not None:
-        # A missing token or right is found now, not after days of training.
+        # A missing token, right or base is found now, not after days of training.
+        require_public_base(plan.config)
         check_target(publication)
     with ExitStack() as held:
         with closing(Runtime.from_config(plan.config)) as runtime:
@@ -175,6 +177,8 @@ def _over_stored(found: Found, values: Tree) -> Tree:
         )
     stored = decode_train(without_stored_only(files.read_json(found.pretrained_dir / layout.TRAIN_CONFIG)))
     # The run goes on where its checkpoint lies, even if the directory was moved since.
+    if "peft" in values and merge(stored, values)["peft"] != stored.get("peft"):
+        raise UsageError("peft", "cannot be changed with --resume=true, which goes on with the checkpoint's adapter")
     stored["output_dir"] = str(found.step_dir.resolve().parent.parent)
     merged = merge(stored, {key: value for key, value in values.items() if key != "resume"})
     check_training(merged, complete=True)

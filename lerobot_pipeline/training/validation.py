@@ -53,8 +53,8 @@ def held_out_loss(run: Run, vote: StopVote) -> float:
 def rollouts(run: Run, videos_dir: Path, vote: StopVote) -> dict[str, float]:
     """Roll the policy out, and return the main rank's aggregate on every rank. Collective.
 
-    A policy that is whole acts on the main rank alone. A sharded one acts on every rank at once, from the same seeds,
-    since each of its steps is a collective; the main rank's results count.
+    A policy that is whole acts on the main rank alone; the others wait as long as it takes. A sharded one acts on every
+    rank at once, from the same seeds, since each of its steps is a collective; the main rank's results count.
 
     Raises:
         Abandoned: the run is to stop.

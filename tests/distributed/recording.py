@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lerobot_pipeline.backend.dtensors import gather_whole, local_part
 from lerobot_pipeline.backend.layouts import ShardedLayout
@@ -33,6 +34,9 @@ class Recording:
 
     grad_norms: list[float] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
+    averages: dict[str, Tensor] = field(default_factory=dict)
+    """The whole state dict with averaged weights, where a run keeps an average."""
+
     indices: list[list[int]] = field(default_factory=list)
     """One a step: the dataset rows that this rank was given."""
 
@@ -80,6 +84,28 @@ class MissingReplicaReduce(RecordingRuntime):
         return super().prepare(policy, make_optimizer)
 
 
+class UnaveragedWholeGradients(RecordingRuntime):
+    """Planted fault: what is kept whole beside shards is trained by each rank alone."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.layout.complete_gradients = lambda: None  # type: ignore[method-assign]
+
+
+class NormOfShardsOnly(RecordingRuntime):
+    """Planted fault: what is kept whole beside shards is left out of the global norm."""
+
+    def _clip(self, policy: nn.Module, max_grad_norm: float) -> Tensor:
+        whole = [p for p in policy.parameters() if p.grad is not None and not isinstance(p.grad, DTensor)]
+        kept = [p.grad for p in whole]
+        for parameter in whole:
+            parameter.grad = None
+        grad_norm = super()._clip(policy, max_grad_norm)
+        for parameter, gradient in zip(whole, kept, strict=True):
+            parameter.grad = gradient
+        return grad_norm
+
+
 class LocalNormClipping(RecordingRuntime):
     """Planted fault: each rank clips by the norm of what it holds itself."""
 
@@ -118,6 +144,7 @@ def record_training(arguments: list[str], runtime_class: type[RecordingRuntime] 
         loop.train()
         state = run.bare_policy.state_dict()
         recording.weights = {name: gather_whole(value).detach().clone() for name, value in state.items()}
+        recording.averages = run.ema.over(recording.weights) if run.ema is not None else {}
     finally:
         runtime.close()
     return recording
