@@ -25,9 +25,8 @@ class PolicyUnits:
 
 
 _RESNET_BLOCKS = ("BasicBlock", "Bottleneck")
-_EMBEDDING_AND_HEAD = ("*.embed_tokens", "*.lm_head")
 _TDMPC_HEADS = ("_dynamics", "_reward", "_pi", "_V")
-_GEMMA_PARTS = ("GemmaAttention.*", "GemmaMLP")
+_PALIGEMMA_PARTS = ("SiglipEncoderLayer", "GemmaAttention.*", "GemmaMLP", "*.embed_tokens", "*.lm_head")
 _LLAMA_PARTS = ("LlamaAttention.*", "LlamaMLP")
 
 REGISTRY: dict[str, PolicyUnits] = {
@@ -36,13 +35,26 @@ REGISTRY: dict[str, PolicyUnits] = {
         wrap=("DiffusionConditionalResidualBlock1d", *_RESNET_BLOCKS),
         float32=("SpatialSoftmax",),
     ),
-    "eo1": PolicyUnits(wrap=("Qwen2_5_VLVisionBlock", "Qwen2_5_VLDecoderLayer", *_EMBEDDING_AND_HEAD)),
+    "eo1": PolicyUnits(wrap=("Qwen2_5_VLVisionBlock", "Qwen2_5_VLDecoderLayer")),
     "evo1": PolicyUnits(wrap=("InternVLVisionLayer", "Qwen2DecoderLayer", "BasicTransformerBlock", "*.embed_tokens")),
     "fastwam": PolicyUnits(wrap=("MoTLayer",)),
     "gaussian_actor": PolicyUnits(wrap=("Sequential",)),
+    "groot": PolicyUnits(wrap=("Qwen3VLVisionBlock", "Qwen3VLTextDecoderLayer", "BasicTransformerBlock")),
+    "lingbot_va": PolicyUnits(wrap=("WanTransformerBlock",)),
+    # Its action expert calls the modulation and a norm of each block ahead of the block.
+    "molmoact2": PolicyUnits(
+        wrap=(
+            "MolmoAct2VisionBlock",
+            "MolmoAct2DecoderLayer",
+            "MolmoAct2PostNormDecoderLayer",
+            *(f"ActionExpertBlock.{name}" for name in ("self_attn", "mlp", "modulation")),
+            "ActionExpertCrossAttention.*",
+        )
+    ),
     "multi_task_dit": PolicyUnits(wrap=("CLIPEncoderLayer", "CLIPTextEmbeddings.*", "TransformerBlock")),
-    "pi0": PolicyUnits(wrap=("SiglipEncoderLayer", *_GEMMA_PARTS, *_EMBEDDING_AND_HEAD)),
-    "pi05": PolicyUnits(wrap=("SiglipEncoderLayer", *_GEMMA_PARTS, *_EMBEDDING_AND_HEAD)),
+    "pi0": PolicyUnits(wrap=_PALIGEMMA_PARTS),
+    "pi05": PolicyUnits(wrap=_PALIGEMMA_PARTS),
+    "pi0_fast": PolicyUnits(wrap=_PALIGEMMA_PARTS),
     "smolvla": PolicyUnits(wrap=("SmolVLMEncoderLayer", *_LLAMA_PARTS)),
     # Its Q functions stay in the root: each rank draws for itself which of them it calls, and a unit that one rank
     # gathers and another does not would make them wait for each other for ever.
@@ -51,8 +63,9 @@ REGISTRY: dict[str, PolicyUnits] = {
         wrap=("Qwen3VLVisionBlock", "Qwen3VLTextDecoderLayer", "VJEPA2Layer", "BasicTransformerBlock", "ACBlock")
     ),
     "vqbet": PolicyUnits(wrap=("Block", *_RESNET_BLOCKS), float32=("SpatialSoftmax",)),
+    "wall_x": PolicyUnits(wrap=("Qwen2_5_VLVisionBlock", "Qwen2_5_VLDecoderLayer_with_MoE")),
     "xvla": PolicyUnits(
-        wrap=("Florence2VisionBlock", "BartEncoderLayer", "TransformerBlock", "DomainAwareLinear", "*.embed_tokens")
+        wrap=("Florence2VisionBlock", "BartEncoderLayer", "TransformerBlock", "DomainAwareLinear")
     ),
 }
 """Policy type -> its units. The policies of LeRobot 0.6.1 declare none themselves."""

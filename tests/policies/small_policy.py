@@ -31,11 +31,11 @@ class SmallPolicy:
 
     loss: Callable[[nn.Module, Sample], Tensor] = lambda policy, batch: policy(batch)[0]
     idle_in_training: tuple[str, ...] = ()
-    """Ends of the paths of units that the training forward does not use."""
+    """Patterns of the paths of units that the training forward does not use."""
 
     idle_in_action: tuple[str, ...] = ()
     unconnected: tuple[str, ...] = ()
-    """Ends of the paths of trainable units that no loss depends on, by the policy's own design."""
+    """Patterns of the paths of trainable units that no loss depends on, by the policy's own design."""
 
     can_act: bool = True
 
@@ -48,27 +48,28 @@ class Builder:
     patched: str = ""
     """What of the policy was replaced to build it without a download, in words."""
 
-    packages: tuple[str, ...] = ()
-    """Packages that it needs besides those that are installed."""
-
 
 BUILDERS: dict[str, Builder] = {}
+"""Policy type -> its builder."""
+
+VARIANTS: dict[str, Builder] = {}
+"""Name of another configuration of a policy -> its builder."""
 
 
-def builds(policy_type: str, *, patched: str = "", packages: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+def builds(name: str, *, patched: str = "", is_variant: bool = False) -> Callable[[Any], Any]:
     """Register a function that builds a small policy."""
 
     def register(build: Callable[[], SmallPolicy]) -> Callable[[], SmallPolicy]:
-        BUILDERS[policy_type] = Builder(build, patched, packages)
+        (VARIANTS if is_variant else BUILDERS)[name] = Builder(build, patched)
         return build
 
     return register
 
 
-def build(policy_type: str) -> SmallPolicy:
+def build(name: str) -> SmallPolicy:
     """Build a small policy in a reproducible way, in training mode, without dropout and in float32."""
     torch.manual_seed(0)
-    small = BUILDERS[policy_type].build()
+    small = (BUILDERS | VARIANTS)[name].build()
     small.policy.float().train()
     for module in small.policy.modules():
         if isinstance(module, nn.Dropout):

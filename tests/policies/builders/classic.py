@@ -39,7 +39,7 @@ def act() -> SmallPolicy:
             "action_is_pad": torch.zeros(1, dtype=torch.bool),
         }
 
-    return SmallPolicy(ACTPolicy(config), sample, _without_actions)
+    return SmallPolicy(ACTPolicy(config), sample, _without_actions, idle_in_action=("model.vae_encoder.*",))
 
 
 @builds("diffusion")
@@ -48,8 +48,9 @@ def diffusion() -> SmallPolicy:
     return _diffusion(use_group_norm=True)
 
 
+@builds("diffusion with batch norm", is_variant=True)
 def diffusion_with_batch_norm() -> SmallPolicy:
-    """Return diffusion as LeRobot has it by default, with 20 BatchNorm layers."""
+    """Diffusion as LeRobot has it by default, with 20 BatchNorm layers."""
     return _diffusion(use_group_norm=False)
 
 
@@ -157,7 +158,13 @@ def tdmpc() -> SmallPolicy:
     def observe(batch: Sample) -> Sample:
         return {key: batch[key][:, 0] for key in (STATE, ENV)}
 
-    return SmallPolicy(TDMPCPolicy(config), sample, observe)
+    return SmallPolicy(
+        TDMPCPolicy(config),
+        sample,
+        observe,
+        idle_in_training=("model_target._[drpV]*",),
+        idle_in_action=("model_target.*", "model._V"),
+    )
 
 
 @builds("gaussian_actor")

@@ -19,7 +19,7 @@ _PATCHED = "sizes of Gemma, PaliGemma's vision tower and vocabulary, which the p
 
 def _small_configs(module: Any) -> Any:
     """Replace the sizes that a modeling module holds as constants."""
-    sizes = {"depth": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
+    sizes = {"depth": 2, "num_heads": 8, "num_kv_heads": 1, "head_dim": 4}
     by_variant = {
         "gemma_2b": module.GemmaConfig(width=16, mlp_dim=32, **sizes),
         "gemma_300m": module.GemmaConfig(width=12, mlp_dim=24, **sizes),
@@ -33,6 +33,7 @@ def _small_configs(module: Any) -> Any:
     def _small_paligemma() -> Any:
         config = CONFIG_MAPPING["paligemma"]()
         vision = config.vision_config
+        vision.image_size = 28
         vision.hidden_size, vision.num_hidden_layers, vision.num_attention_heads, vision.patch_size = 16, 2, 2, 14
         _fix(vision, intermediate_size=32)
         _fix(vision, projection_dim=16)
@@ -88,7 +89,7 @@ _SIZES: dict[str, Any] = {
     "image_resolution": (28, 28),
 }
 _LAST_LAYER = tuple(
-    f"paligemma.model.language_model.layers.1.{part}" for part in ("self_attn.q_proj", "self_attn.o_proj", "mlp")
+    f"*.paligemma.model.language_model.layers.1.{part}" for part in ("self_attn.o_proj", "mlp")
 )
 
 
@@ -102,7 +103,7 @@ def pi0() -> SmallPolicy:
     with _small_configs(modeling_pi0):
         policy = modeling_pi0.PI0Policy(config)
     return SmallPolicy(
-        policy, _sample(), observe, idle_in_training=("lm_head",), idle_in_action=("lm_head",), unconnected=_LAST_LAYER
+        policy, _sample(), observe, idle_in_training=("*.lm_head",), idle_in_action=("*.lm_head",), unconnected=_LAST_LAYER
     )
 
 
@@ -116,7 +117,7 @@ def pi05() -> SmallPolicy:
     with _small_configs(modeling_pi05):
         policy = modeling_pi05.PI05Policy(config)
     return SmallPolicy(
-        policy, _sample(), observe, idle_in_training=("lm_head",), idle_in_action=("lm_head",), unconnected=_LAST_LAYER
+        policy, _sample(), observe, idle_in_training=("*.lm_head",), idle_in_action=("*.lm_head",), unconnected=_LAST_LAYER
     )
 
 

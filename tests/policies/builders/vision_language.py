@@ -325,7 +325,7 @@ def evo1() -> SmallPolicy:
     with replaced(
         internvl3_embedder, AutoModel=returning(lambda: InternVLModel(vlm)), AutoTokenizer=returning(Tokenizer)
     ):
-        policy = modeling_evo1.EVO1Policy(config)
+        policy = modeling_evo1.Evo1Policy(config)
 
     def sample(index: int) -> Sample:
         draw = draws(index)
@@ -370,7 +370,7 @@ def vla_jepa() -> SmallPolicy:
         crop_size=32,
         frames_per_clip=4,
         tubelet_size=2,
-        hidden_size=16,
+        hidden_size=24,
         num_attention_heads=2,
         num_hidden_layers=2,
         mlp_ratio=2.0,
@@ -468,4 +468,12 @@ def vla_jepa() -> SmallPolicy:
             value: Tensor = policy(batch)[0]
         return value
 
-    return SmallPolicy(policy, sample, observe, loss)
+    return SmallPolicy(
+        policy,
+        sample,
+        observe,
+        loss,
+        idle_in_training=("model.video_encoder.predictor.*",),
+        idle_in_action=("model.video_*",),
+        unconnected=("model.video_encoder.*",),  # computed without gradients
+    )
