@@ -127,8 +127,8 @@ def test_gradients_that_are_summed_are_found(policy_type: str, two_ranks: RankPo
     faulty = two_ranks.run(
         record_policy, policy_type, parallelism=ParallelismConfig(dp_shard=2), runtime_class=SummedGradients
     )
-    found = differences(faulty[0], reference)
-    assert min(found["gradients"], found["weights"]) > 100 * TOLERANCE, found
+    # Clipping to a norm hides in the weights what is too large by a factor.
+    assert differences(faulty[0], reference)["gradients"] > 100 * TOLERANCE
 
 
 @_long

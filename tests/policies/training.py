@@ -94,7 +94,7 @@ def _train_one(
         with WholeBatchNoise(seed=update, whole=whole, share=share):
             loss = small.loss(policy, batch)
         runtime.backward(loss)
-    runtime.finish_step(policy, optimizer, None, max_grad_norm=0.0)
+    runtime.finish_step(policy, optimizer, None, max_grad_norm=1.0)
     runtime.recording.losses.append(float(runtime.reduce(loss.detach(), "mean")))
 
 

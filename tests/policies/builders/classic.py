@@ -18,7 +18,7 @@ def act() -> SmallPolicy:
     from lerobot.policies.act.modeling_act import ACTPolicy
 
     config = ACTConfig(
-        **small_features(image=64),
+        **small_features(image=32),
         chunk_size=1,
         n_action_steps=1,
         dim_model=32,
@@ -27,13 +27,14 @@ def act() -> SmallPolicy:
         n_encoder_layers=2,
         n_vae_encoder_layers=1,
         latent_dim=4,
+        dropout=0.0,
         pretrained_backbone_weights=None,
     )
 
     def sample(index: int) -> Sample:
         draw = draws(index)
         return {
-            IMAGE: draw(3, 64, 64).sigmoid(),
+            IMAGE: draw(3, 32, 32).sigmoid(),
             STATE: draw(STATE_DIM),
             ACTION: draw(1, ACTION_DIM),
             "action_is_pad": torch.zeros(1, dtype=torch.bool),
@@ -59,7 +60,7 @@ def _diffusion(use_group_norm: bool) -> SmallPolicy:
     from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 
     config = DiffusionConfig(
-        **small_features(image=48),
+        **small_features(image=32),
         horizon=8,
         n_action_steps=4,
         down_dims=(16, 32),
@@ -74,7 +75,7 @@ def _diffusion(use_group_norm: bool) -> SmallPolicy:
     def sample(index: int) -> Sample:
         draw = draws(index)
         return {
-            IMAGE: draw(2, 3, 48, 48).sigmoid(),
+            IMAGE: draw(2, 3, 32, 32).sigmoid(),
             STATE: draw(2, STATE_DIM),
             ACTION: draw(8, ACTION_DIM).tanh(),
             "action_is_pad": torch.zeros(8, dtype=torch.bool),
@@ -90,7 +91,7 @@ def vqbet() -> SmallPolicy:
     from lerobot.policies.vqbet.modeling_vqbet import VQBeTPolicy
 
     config = VQBeTConfig(
-        **small_features(image=48),
+        **small_features(image=32),
         n_obs_steps=2,
         crop_shape=None,
         pretrained_backbone_weights=None,
@@ -115,7 +116,7 @@ def vqbet() -> SmallPolicy:
     def sample(index: int) -> Sample:
         draw = draws(index)
         return {
-            IMAGE: draw(2, 3, 48, 48).sigmoid(),
+            IMAGE: draw(2, 3, 32, 32).sigmoid(),
             STATE: draw(2, STATE_DIM),
             ACTION: draw(8, ACTION_DIM).tanh(),
         }
@@ -174,12 +175,12 @@ def gaussian_actor() -> SmallPolicy:
     from lerobot.policies.gaussian_actor.modeling_gaussian_actor import GaussianActorPolicy
 
     config = GaussianActorConfig(
-        **small_features(image=64, image_key=IMAGE), latent_dim=16, image_encoder_hidden_dim=8
+        **small_features(image=32), latent_dim=16, image_encoder_hidden_dim=8
     )
 
     def sample(index: int) -> Sample:
         draw = draws(index)
-        return {IMAGE: draw(3, 64, 64).sigmoid(), STATE: draw(STATE_DIM), ACTION: draw(ACTION_DIM).tanh()}
+        return {IMAGE: draw(3, 32, 32).sigmoid(), STATE: draw(STATE_DIM), ACTION: draw(ACTION_DIM).tanh()}
 
     def loss(policy: nn.Module, batch: Sample) -> Tensor:
         outputs = policy({key: batch[key] for key in (IMAGE, STATE)})

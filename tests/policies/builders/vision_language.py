@@ -341,7 +341,7 @@ def evo1() -> SmallPolicy:
 
 @builds("vla_jepa", patched="Qwen3-VL, V-JEPA 2 and their processors, which are downloaded; its own bfloat16 autocast")
 def vla_jepa() -> SmallPolicy:
-    """VLA-JEPA with its world model."""
+    """VLA-JEPA with its world model on one view: with two, LeRobot pairs views of different samples of a batch."""
     from contextlib import nullcontext
 
     from lerobot.policies.vla_jepa import modeling_vla_jepa, qwen_interface
@@ -433,6 +433,7 @@ def vla_jepa() -> SmallPolicy:
         action_num_layers=2,
         action_dropout=0.0,
         num_video_frames=4,
+        jepa_tubelet_size=1,  # the number of views
         predictor_depth=2,
         predictor_num_heads=2,
         num_inference_timesteps=2,
