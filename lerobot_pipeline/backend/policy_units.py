@@ -64,8 +64,6 @@ REGISTRY: dict[str, PolicyUnits] = {
     ),
     "vqbet": PolicyUnits(wrap=("Block", *_RESNET_BLOCKS), float32=("SpatialSoftmax",)),
     "wall_x": PolicyUnits(wrap=("Qwen2_5_VLVisionBlock", "Qwen2_5_VLDecoderLayer_with_MoE")),
-    "xvla": PolicyUnits(
-        wrap=("Florence2VisionBlock", "BartEncoderLayer", "TransformerBlock", "DomainAwareLinear")
-    ),
+    "xvla": PolicyUnits(wrap=("Florence2VisionBlock", "BartEncoderLayer", "TransformerBlock", "DomainAwareLinear")),
 }
 """Policy type -> its units. The policies of LeRobot 0.6.1 declare none themselves."""

@@ -72,4 +72,6 @@ class UnitWatch:
         if idle:
             # Such as the unused head of a language model: it costs memory and is never trained.
             shown = ", ".join(idle[:4]) + (" ..." if len(idle) > 4 else "")
-            logger.warning("%d of %d wrap units took no part in the forward pass: %s", len(idle), len(self._running), shown)
+            logger.warning(
+                "%d of %d wrap units took no part in the forward pass: %s", len(idle), len(self._running), shown
+            )

@@ -112,5 +112,3 @@ def replaced(target: Any, **attributes: Any) -> Iterator[None]:
     """Replace attributes of a module or class while a policy is built."""
     with mock.patch.multiple(target, **attributes):
         yield
-
-

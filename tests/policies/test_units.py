@@ -26,9 +26,7 @@ def test_every_policy_that_can_be_built_is_compared() -> None:
     assert set(BUILDERS) <= set(REGISTRY)
 
 
-@pytest.mark.parametrize(
-    "policy_type", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
-)
+@pytest.mark.parametrize("policy_type", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
 def test_each_unit_is_called_in_training_and_in_acting_and_gets_a_gradient(policy_type: str) -> None:
     small = build(policy_type)
     units = find_wrap_units(small.policy, policy_type, None, None)

@@ -36,6 +36,8 @@ class WholeBatchNoise(TorchFunctionMode):
             return args[0].copy_(values)
         if func in _BY_TENSOR:
             return self._draw(args[0].shape, lambda shape: func(args[0][:1].expand(shape).contiguous(), **kwargs))
+        if func is torch.multinomial:
+            return self._choose(*args, **kwargs)
         if func in _BY_SIZE and not any(isinstance(value, Tensor) for value in args):
             return self._draw_by_size(func, args, kwargs)
         return func(*args, **kwargs)
@@ -59,3 +61,11 @@ class WholeBatchNoise(TorchFunctionMode):
             # A batch that was repeated along its first dimension has each sample once in every repeat.
             drawn = sample((repeats * self.whole, *shape[1:])).reshape(repeats, self.whole, *shape[1:])
             return drawn[:, self.share].reshape(shape).contiguous()
+
+    def _choose(self, weights: Tensor, num_samples: int) -> Tensor:
+        """Choose once for each row of `weights`, whose rows are a sample's together, by where a uniform number falls."""
+        assert num_samples == 1
+        of_a_sample = weights.shape[0] // self.local
+        uniform = self._draw((self.local, of_a_sample), torch.rand).reshape(-1, 1)
+        shares = weights.cumsum(dim=-1) / weights.sum(dim=-1, keepdim=True)
+        return (shares < uniform).sum(dim=-1, keepdim=True).clamp(max=weights.shape[-1] - 1)

@@ -46,21 +46,21 @@ def act() -> SmallPolicy:
 @builds("diffusion")
 def diffusion() -> SmallPolicy:
     """Diffusion with a camera and group normalization: batch statistics would depend on how a batch is cut."""
-    return _diffusion(use_group_norm=True)
+    return _diffusion(use_group_norm=True, image=32)
 
 
 @builds("diffusion with batch norm", is_variant=True)
 def diffusion_with_batch_norm() -> SmallPolicy:
     """Diffusion as LeRobot has it by default, with 20 BatchNorm layers."""
-    return _diffusion(use_group_norm=False)
+    return _diffusion(use_group_norm=False, image=64)
 
 
-def _diffusion(use_group_norm: bool) -> SmallPolicy:
+def _diffusion(use_group_norm: bool, image: int) -> SmallPolicy:
     from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
     from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 
     config = DiffusionConfig(
-        **small_features(image=32),
+        **small_features(image=image),
         horizon=8,
         n_action_steps=4,
         down_dims=(16, 32),
@@ -75,7 +75,7 @@ def _diffusion(use_group_norm: bool) -> SmallPolicy:
     def sample(index: int) -> Sample:
         draw = draws(index)
         return {
-            IMAGE: draw(2, 3, 32, 32).sigmoid(),
+            IMAGE: draw(2, 3, image, image).sigmoid(),
             STATE: draw(2, STATE_DIM),
             ACTION: draw(8, ACTION_DIM).tanh(),
             "action_is_pad": torch.zeros(8, dtype=torch.bool),
@@ -174,9 +174,7 @@ def gaussian_actor() -> SmallPolicy:
     from lerobot.policies.gaussian_actor.configuration_gaussian_actor import GaussianActorConfig
     from lerobot.policies.gaussian_actor.modeling_gaussian_actor import GaussianActorPolicy
 
-    config = GaussianActorConfig(
-        **small_features(image=32), latent_dim=16, image_encoder_hidden_dim=8
-    )
+    config = GaussianActorConfig(**small_features(image=32), latent_dim=16, image_encoder_hidden_dim=8)
 
     def sample(index: int) -> Sample:
         draw = draws(index)

@@ -7,9 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.policies.small_policy import ACTION, ACTION_DIM, IMAGE, STATE, STATE_DIM, Sample, SmallPolicy, builds, draws
+from tests.policies.small_policy import (
+    ACTION,
+    ACTION_DIM,
+    IMAGE,
+    STATE,
+    STATE_DIM,
+    Sample,
+    SmallPolicy,
+    builds,
+    draws,
+    replaced,
+)
 from tests.policies.small_policy import features as small_features
-from tests.policies.small_policy import replaced
 
 TOKENS, TOKEN_MASK = "observation.language.tokens", "observation.language.attention_mask"
 CHUNK, VOCABULARY = 4, 40
@@ -88,9 +98,7 @@ _SIZES: dict[str, Any] = {
     "max_action_dim": ACTION_DIM,
     "image_resolution": (28, 28),
 }
-_LAST_LAYER = tuple(
-    f"*.paligemma.model.language_model.layers.1.{part}" for part in ("self_attn.o_proj", "mlp")
-)
+_LAST_LAYER = tuple(f"*.paligemma.model.language_model.layers.1.{part}" for part in ("self_attn.o_proj", "mlp"))
 
 
 @builds("pi0", patched=_PATCHED)
@@ -103,7 +111,12 @@ def pi0() -> SmallPolicy:
     with _small_configs(modeling_pi0):
         policy = modeling_pi0.PI0Policy(config)
     return SmallPolicy(
-        policy, _sample(), observe, idle_in_training=("*.lm_head",), idle_in_action=("*.lm_head",), unconnected=_LAST_LAYER
+        policy,
+        _sample(),
+        observe,
+        idle_in_training=("*.lm_head",),
+        idle_in_action=("*.lm_head",),
+        unconnected=_LAST_LAYER,
     )
 
 
@@ -117,7 +130,12 @@ def pi05() -> SmallPolicy:
     with _small_configs(modeling_pi05):
         policy = modeling_pi05.PI05Policy(config)
     return SmallPolicy(
-        policy, _sample(), observe, idle_in_training=("*.lm_head",), idle_in_action=("*.lm_head",), unconnected=_LAST_LAYER
+        policy,
+        _sample(),
+        observe,
+        idle_in_training=("*.lm_head",),
+        idle_in_action=("*.lm_head",),
+        unconnected=_LAST_LAYER,
     )
 
 

@@ -8,9 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.policies.small_policy import ACTION, ACTION_DIM, IMAGE, STATE, STATE_DIM, Sample, SmallPolicy, builds, draws
+from tests.policies.small_policy import (
+    ACTION,
+    ACTION_DIM,
+    IMAGE,
+    STATE,
+    STATE_DIM,
+    Sample,
+    SmallPolicy,
+    builds,
+    draws,
+    replaced,
+)
 from tests.policies.small_policy import features as small_features
-from tests.policies.small_policy import replaced
 
 from .paligemma import TOKEN_MASK, TOKENS, observe
 
