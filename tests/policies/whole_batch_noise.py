@@ -17,7 +17,7 @@ _BY_TENSOR = {torch._sample_dirichlet, torch._standard_gamma, torch.bernoulli}
 
 
 class WholeBatchNoise(TorchFunctionMode):
-    """Draws for the whole batch what is asked for a share of it, and gives the share. Replaces torch's samplers only."""
+    """Draws for the whole batch what is asked for a share of it, and gives the share."""
 
     def __init__(self, seed: int, whole: int, share: slice) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class WholeBatchNoise(TorchFunctionMode):
             return drawn[:, self.share].reshape(shape).contiguous()
 
     def _choose(self, weights: Tensor, num_samples: int) -> Tensor:
-        """Choose once for each row of `weights`, whose rows are a sample's together, by where a uniform number falls."""
+        """Choose once for each row of `weights`; the rows of a sample stand together."""
         assert num_samples == 1
         of_a_sample = weights.shape[0] // self.local
         uniform = self._draw((self.local, of_a_sample), torch.rand).reshape(-1, 1)
