@@ -11,7 +11,7 @@ CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo test test-parity test-policies test-kill lint format bench pins clean
+.PHONY: setup demo test test-parity test-policies test-kill test-latest-torch lint format bench pins clean
 
 setup: $(VENV)/.ready
 
@@ -47,6 +47,20 @@ test-parity: setup
 test-policies: setup
 	$(BIN)/python -m pytest $(ALL) tests/policies
 
+# The suite with the newest torch on the index, in an environment of its own: the pins, but for what comes with torch.
+LATEST := .venv-latest-torch
+TORCH_FAMILY := torch|torchvision|torchcodec|triton|nvidia-.*|cuda-.*|setuptools
+
+test-latest-torch: setup
+	rm -rf $(LATEST) && $(or $(UV),$(BIN)/uv) venv --quiet --python $(BIN)/python $(LATEST)
+	grep -vE '^($(TORCH_FAMILY))==' $(REQUIREMENTS) >$(LATEST)/pins.txt
+	printf '%s\n' torch torchvision torchcodec setuptools >$(LATEST)/newest.txt
+	$(or $(UV),$(BIN)/uv) pip install --quiet --python $(LATEST)/bin/python --override $(LATEST)/newest.txt \
+		--requirement $(LATEST)/pins.txt --requirement $(LATEST)/newest.txt
+	$(or $(UV),$(BIN)/uv) pip install --quiet --python $(LATEST)/bin/python --no-deps --editable .
+	$(LATEST)/bin/python -c "import torch; print('torch', torch.__version__)"
+	$(LATEST)/bin/python -m pytest tests
+
 test-kill: setup
 	$(BIN)/python -m pytest $(ALL) tests/kill
 
@@ -72,4 +86,4 @@ pins:
 		--no-emit-find-links --no-header --no-annotate --output-file requirements.txt pyproject.toml
 
 clean:
-	rm -rf $(VENV) results logs outputs .snakemake
+	rm -rf $(VENV) $(LATEST) results logs outputs .snakemake

@@ -27,6 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "lerobot_pipeline.training.launch_command:run",
         "start `train` on this topology, forward signals, return 0/1/2/75",
     ),
+    "convert-dcp": (
+        "lerobot_pipeline.conversion.command:run",
+        "merge the DCP shards of a checkpoint's weights into one safetensors file",
+    ),
     "eval": ("lerobot_pipeline.evaluation.command:run", "roll a policy out in a simulator: JSON, intervals, videos"),
     "publish": ("lerobot_pipeline.publishing.command:run", "publish a checkpoint to a folder or to the Hub"),
     "resolve": (

@@ -25,6 +25,10 @@ class UsageError(PipelineError):
         self.key = key
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[UsageError], tuple[str, str]]:
+        # Without it an error of a worker process could not be told by the one that started it.
+        return type(self), (self.key, self.reason)
+
 
 class ConfigError(UsageError, ValueError):
     """A value that a config refuses; a `ValueError` too, so that dataclass decoders pass it on."""

@@ -27,13 +27,22 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def state_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A LeRobot dataset without images: 4 episodes of 15 frames, smooth random states and actions, fixed by a seed."""
+    return _make_state_dataset(tmp_path_factory.mktemp("datasets") / "state", environment_size=5)
+
+
+@pytest.fixture(scope="session")
+def pusht_state_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with as many numbers in a state as PushT shows."""
+    return _make_state_dataset(tmp_path_factory.mktemp("datasets") / "pusht_state", environment_size=16)
+
+
+def _make_state_dataset(root: Path, environment_size: int) -> Path:
     import numpy as np
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-    root = tmp_path_factory.mktemp("datasets") / "state"
     features = {
         "observation.state": {"dtype": "float32", "shape": (2,), "names": None},
-        "observation.environment_state": {"dtype": "float32", "shape": (5,), "names": None},
+        "observation.environment_state": {"dtype": "float32", "shape": (environment_size,), "names": None},
         "action": {"dtype": "float32", "shape": (2,), "names": None},
     }
     dataset = LeRobotDataset.create(
@@ -41,9 +50,9 @@ def state_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     generator = np.random.default_rng(0)
     for _ in range(4):
-        walk = np.cumsum(generator.normal(size=(15, 9)), axis=0).astype(np.float32)
+        walk = np.cumsum(generator.normal(size=(15, 4 + environment_size)), axis=0).astype(np.float32)
         for row in walk:
-            frame = {"observation.state": row[:2], "observation.environment_state": row[2:7], "action": row[7:9]}
+            frame = {"observation.state": row[:2], "observation.environment_state": row[2:-2], "action": row[-2:]}
             dataset.add_frame(frame | {"task": "wander"})
         dataset.save_episode()
     dataset.finalize()

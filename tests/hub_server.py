@@ -26,7 +26,7 @@ _ROUTES: dict[str, tuple[str, re.Pattern[str]]] = {
     "tree": ("GET", re.compile(rf"/api/models/{_REPO}/tree/(?P<revision>\w+)")),
     "preupload": ("POST", re.compile(rf"/api/models/{_REPO}/preupload/main")),
     "commit": ("POST", re.compile(rf"/api/models/{_REPO}/commit/main")),
-    "info": ("GET", re.compile(rf"/api/models/{_REPO}(/revision/main)?")),
+    "info": ("GET", re.compile(rf"/api/models/{_REPO}(/revision/(?P<revision>\w+))?")),
     "batch": ("POST", re.compile(rf"/{_REPO}\.git/info/lfs/objects/batch")),
     "upload": ("PUT", re.compile(r"/lfs/(?P<oid>[0-9a-f]{64})")),
     "download": ("GET", re.compile(rf"/{_REPO}/resolve/(?P<revision>\w+)/(?P<path>.+)")),
@@ -160,14 +160,24 @@ class HubServer:
 
     def _info(self, match: re.Match[str], body: bytes, role: str) -> Any:
         repo = self._repo(match)
-        return {"id": match["repo"], "sha": repo.head, "private": repo.private, "siblings": [], "tags": []}
+        commit, tree = self._commit_at(repo, match["revision"] or "main")
+        siblings = [{"rfilename": path} for path in tree]
+        return {"id": match["repo"], "sha": commit, "private": repo.private, "siblings": siblings, "tags": []}
 
     def _tree(self, match: re.Match[str], body: bytes, role: str) -> Any:
-        tree = self._tree_at(self._repo(match), match["revision"])
+        _, tree = self._commit_at(self._repo(match), match["revision"])
         return [_describe(path, content) for path, content in tree.items()]
 
     def _download(self, match: re.Match[str], body: bytes, role: str) -> bytes:
-        return self._tree_at(self._repo(match), match["revision"])[match["path"]]
+        _, tree = self._commit_at(self._repo(match), match["revision"])
+        if match["path"] not in tree:
+            raise _Refused(404, "Entry not found", "EntryNotFound")
+        return tree[match["path"]]
+
+    def download_headers(self, match: re.Match[str], content: bytes) -> dict[str, str]:
+        """Return what the client's cache needs: the commit, and the content's own name."""
+        commit, _ = self._commit_at(self._repo(match), match["revision"])
+        return {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
 
     def _preupload(self, match: re.Match[str], body: bytes, role: str) -> Any:
         self._repo(match)
@@ -213,8 +223,12 @@ class HubServer:
             raise _Refused(404, "Repository not found", "RepoNotFound")
         return self.repos[match["repo"]]
 
-    def _tree_at(self, repo: Repo, revision: str) -> dict[str, bytes]:
-        return next(tree for oid, _, tree in repo.commits if revision in (oid, "main"))
+    def _commit_at(self, repo: Repo, revision: str) -> tuple[str, dict[str, bytes]]:
+        wanted = repo.head if revision == "main" else revision
+        for oid, _, tree in repo.commits:
+            if oid == wanted:
+                return oid, tree
+        raise _Refused(404, "Revision not found", "RevisionNotFound")
 
     def _require_write(self, name: str, role: str) -> None:
         if role != "write" or {name, name.partition("/")[0]} & self.read_only:
@@ -242,7 +256,7 @@ def _handler_for(server: HubServer) -> type[BaseHTTPRequestHandler]:
             found = [
                 (name, match)
                 for name, (method, pattern) in _ROUTES.items()
-                if method == self.command and (match := pattern.fullmatch(path))
+                if method == self.command.replace("HEAD", "GET") and (match := pattern.fullmatch(path))
             ]
             if not found:
                 self._send(404, json.dumps({"error": f"no such route: {self.command} {path}"}).encode())
@@ -262,7 +276,7 @@ def _handler_for(server: HubServer) -> type[BaseHTTPRequestHandler]:
                 repo.add_commit("by somebody else", repo.tree | {"adapter_config.json": b"{}"})
             self._answer(route, match, body, is_lost=fault is not None and fault.kind == "lose answer")
 
-        do_GET = do_POST = do_PUT = _serve
+        do_GET = do_HEAD = do_POST = do_PUT = _serve
 
         def _answer(self, route: str, match: re.Match[str], body: bytes, is_lost: bool) -> None:
             try:
@@ -274,7 +288,8 @@ def _handler_for(server: HubServer) -> type[BaseHTTPRequestHandler]:
             if is_lost:
                 self._hang_up()
             else:
-                self._send(200, value if isinstance(value, bytes) else json.dumps(value).encode())
+                headers = server.download_headers(match, value) if route == "download" else {}
+                self._send(200, value if isinstance(value, bytes) else json.dumps(value).encode(), headers)
 
         def _read_body(self) -> bytes:
             if self.headers.get("Transfer-Encoding") != "chunked":
@@ -292,7 +307,8 @@ def _handler_for(server: HubServer) -> type[BaseHTTPRequestHandler]:
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
         def _hang_up(self) -> None:
             self.close_connection = True

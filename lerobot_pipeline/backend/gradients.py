@@ -17,7 +17,8 @@ _EPSILON = 1e-6
 def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float, device: torch.device) -> Tensor:
     """Scale gradients so that their global norm is at most `max_norm`, and return the norm from before.
 
-    Whole and sharded gradients may be mixed. Nothing is read back from the device. Collective for sharded ones.
+    Whole and sharded gradients may be mixed. Nothing is read back from the device. Collective for sharded ones: every
+    rank gets the same norm, so that a gradient that is not finite on one rank is known on all.
 
     Args:
         max_norm: 0 or less only measures.
@@ -45,13 +46,16 @@ def average_over_ranks(parameters: Sequence[nn.Parameter]) -> None:
 def _global_norm(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
     whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    squares = _sum_of_squares([local_part(gradient) for gradient in sharded], device)
+    squares = _sum_of_squares(whole, device)
     if sharded:
-        # Over the ranks that hold different shards only: replicas hold the same ones.
         mesh = sharded[0].device_mesh
         dimension = next(index for index, placement in enumerate(sharded[0].placements) if isinstance(placement, Shard))
-        torch.distributed.all_reduce(squares, group=mesh.get_group(dimension))
-    return (squares + _sum_of_squares(whole, device)).sqrt()
+        # Over every rank, though replicas hold the same shards and whole gradients are the same everywhere: all ranks
+        # have to hear of a number that is not finite on one of them. What is there n times counts 1/n each time.
+        squares += mesh.size(dimension) * _sum_of_squares([local_part(gradient) for gradient in sharded], device)
+        squares /= mesh.size()
+        torch.distributed.all_reduce(squares)
+    return squares.sqrt()
 
 
 def _sum_of_squares(tensors: Sequence[Tensor], device: torch.device) -> Tensor:

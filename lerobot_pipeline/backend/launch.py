@@ -1,4 +1,4 @@
-"""How processes are started: the torchrun command of a topology, and the guard against settings behind our back."""
+"""How processes are started: command and environment of the ranks, and the guard against settings behind our back."""
 
 from __future__ import annotations
 
@@ -60,21 +60,34 @@ def world_size(environment: Mapping[str, str] | None = None) -> int:
 def is_main_rank(environment: Mapping[str, str] | None = None) -> bool:
     """Whether this process is rank 0, known before a process group exists."""
     environment = os.environ if environment is None else environment
-    return int(environment.get("RANK") or 0) == 0
+    return rank_of_this_process(environment) == 0
 
 
-def training_command(processes: int, arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs `lerobot-pipeline train` in `processes` processes of this machine."""
-    program = ["-m", "lerobot_pipeline", "train", *arguments]
+def rank_of_this_process(environment: Mapping[str, str] | None = None) -> int:
+    """Return this process's number among the ranks, from 0."""
+    environment = os.environ if environment is None else environment
+    return int(environment.get("RANK") or 0)
+
+
+def training_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs `lerobot-pipeline train` as one rank of this machine."""
+    return [sys.executable, "-m", "lerobot_pipeline", "train", *arguments]
+
+
+def rank_environments(processes: int, environment: Mapping[str, str], port: int) -> list[dict[str, str]]:
+    """Return the environment of each rank, as torchrun would make it on one machine.
+
+    The threads that were granted are divided among the ranks; with none granted each of several has one.
+    """
     if processes == 1:
-        return [sys.executable, *program]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc-per-node={processes}"]
-    return [sys.executable, *torchrun, *program]
-
-
-def rank_environment(processes: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for the ranks: the threads that were granted are divided among them."""
-    divided = dict(environment)
-    if granted := environment.get("OMP_NUM_THREADS", ""):
-        divided["OMP_NUM_THREADS"] = str(max(1, int(granted) // processes)) if granted.isdigit() else granted
-    return divided
+        return [dict(environment)]
+    granted = environment.get("OMP_NUM_THREADS") or str(processes)
+    common = {
+        **environment,
+        "OMP_NUM_THREADS": str(max(1, int(granted) // processes)) if granted.isdigit() else granted,
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]

@@ -48,6 +48,10 @@ class Layout(Protocol):
         """Place a policy and lay it out."""
         ...
 
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context in which forward passes compute, in training and outside of it."""
+        ...
+
     def micro_batch(self, policy: nn.Module, is_last: bool) -> AbstractContextManager[None]:
         """Return the context of one micro-batch; the last one of an update exchanges gradients."""
         ...
@@ -60,8 +64,12 @@ class Layout(Protocol):
         """Return LeRobot's own policy."""
         ...
 
-    def weights(self, policy: nn.Module) -> dict[str, Tensor] | None:
-        """Return the whole state dict on the main rank where it has to be gathered, or None where it need not."""
+    def weights(self, policy: nn.Module, only_trainable: bool) -> dict[str, Tensor] | None:
+        """Return the whole state dict on the main rank where it has to be gathered, or None where it need not.
+
+        Args:
+            only_trainable: leave frozen parameters out.
+        """
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -93,10 +101,14 @@ class WholeLayout:
         _checkpoint_and_compile(policy, units, self.options)
         return self.accelerator.prepare_model(policy) if self.is_replicated else policy
 
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Autocast chooses the dtype of every operation."""
+        return self.precision.autocast()
+
     @contextmanager
     def micro_batch(self, policy: nn.Module, is_last: bool) -> Iterator[None]:
         """Compute under autocast; DDP exchanges gradients in the last micro-batch only."""
-        with nullcontext() if is_last else self.accelerator.no_sync(policy), self.precision.autocast():
+        with nullcontext() if is_last else self.accelerator.no_sync(policy), self.autocast():
             yield
 
     def complete_gradients(self) -> None:
@@ -107,7 +119,7 @@ class WholeLayout:
         module: nn.Module = self.accelerator.unwrap_model(policy)
         return module
 
-    def weights(self, policy: nn.Module) -> dict[str, Tensor] | None:
+    def weights(self, policy: nn.Module, only_trainable: bool) -> dict[str, Tensor] | None:
         """Every rank holds them."""
         return None
 
@@ -137,11 +149,16 @@ class ShardedLayout:
             self.watch = UnitWatch(policy, self.units)
         return policy
 
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The sharding policy rules precision alone: no autocast beside it."""
+        return nullcontext()
+
     @contextmanager
     def micro_batch(self, policy: nn.Module, is_last: bool) -> Iterator[None]:
-        """The sharding policy rules precision alone; gradients are reduced in the last micro-batch only."""
+        """Gradients are reduced in the last micro-batch only."""
         set_gradient_sync(policy, is_last)
-        yield
+        with self.autocast():
+            yield
 
     def complete_gradients(self) -> None:
         """Average what is kept whole on every rank, and let every rank have the same running statistics."""
@@ -152,11 +169,10 @@ class ShardedLayout:
         """Sharding changes a policy in place."""
         return policy
 
-    def weights(self, policy: nn.Module) -> dict[str, Tensor] | None:
+    def weights(self, policy: nn.Module, only_trainable: bool) -> dict[str, Tensor] | None:
         """Gather the float32 masters on the main rank's CPU; other ranks get an empty dict."""
-        gathered: dict[str, Any] = get_model_state_dict(
-            policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-        )
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=only_trainable)
+        gathered: dict[str, Any] = get_model_state_dict(policy, options=options)
         return {name: without_padding(tensor) for name, tensor in gathered.items()}
 
     def describe(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
@@ -48,11 +48,15 @@ def find_accelerators(
 
 @contextmanager
 def leased_devices(
-    count: int, found: tuple[str, list[str]] | None, environment: Mapping[str, str], lock_dir: Path | None = None
+    count: int,
+    found: tuple[str, list[str]] | None,
+    environment: Mapping[str, str],
+    lock_dir: Path | None = None,
+    wait: Callable[[float], None] = time.sleep,
 ) -> Iterator[dict[str, str]]:
     """Hold `count` cards while the block runs, and yield the variable that shows them alone to the processes.
 
-    Waits while others hold too many of them.
+    Waits while others hold too many of them; what `wait`, called with seconds, raises ends that.
 
     Raises:
         UsageError: there are not so many cards at all.
@@ -70,7 +74,7 @@ def leased_devices(
     with ExitStack() as held:
         taken = _take(count, ids, directory, held)
         while taken is None:
-            time.sleep(_POLL_S)
+            wait(_POLL_S)
             taken = _take(count, ids, directory, held)
         yield {variable: ",".join(taken)}
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from lerobot_pipeline.backend.devices import DEVICE_KEY, is_rocm
+from lerobot_pipeline.backend.dtensors import local_part
 from lerobot_pipeline.errors import ConfigError, UsageError
 
 MixedPrecision = Literal["no", "bf16", "fp16"]
@@ -49,6 +53,40 @@ class GradScalerConfig:
                 raise ConfigError(f"accelerator.grad_scaler.{name}", f"must be {wanted}, got {getattr(self, name)}")
 
 
+class LossScaler(torch.amp.GradScaler):
+    """torch's loss scaler, for gradients that lie anywhere: whole, sharded, and both side by side.
+
+    torch brings the overflow flag of DTensors together over the mesh of the first gradient, and that of whole gradients
+    not at all, so that ranks could disagree on whether to skip. Here each rank looks at its own parts, and one
+    reduction over all ranks decides.
+    """
+
+    overflowed: Tensor | None = None
+    """Whether the gradients that were unscaled last hold an inf or a NaN on any rank: 0-d float32, 0 or 1."""
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        parts: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    part = local_part(parameter.grad)
+                    parts[part.device, part.dtype].append(part)
+        # Offloaded gradients lie on another device than the scale.
+        for (device, _), gradients in parts.items():
+            flag = torch.zeros((), device=device)
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, inv_scale.to(device))
+            torch.maximum(found_inf, flag.to(found_inf.device), out=found_inf)
+        self._agree(found_inf)
+        self.overflowed = found_inf
+        return {found_inf.device: found_inf}
+
+    def _agree(self, found_inf: Tensor) -> None:
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(found_inf, torch.distributed.ReduceOp.MAX)
+
+
 @dataclass(frozen=True)
 class Precision:
     """A precision that was checked against a device."""
@@ -68,11 +106,11 @@ class Precision:
             self.device.type, dtype=self.compute_dtype or torch.bfloat16, enabled=self.compute_dtype is not None
         )
 
-    def make_grad_scaler(self) -> torch.amp.GradScaler | None:
+    def make_grad_scaler(self) -> LossScaler | None:
         """Return the loss scaler that fp16 needs, or None."""
         if self.mixed_precision != "fp16":
             return None
-        return torch.amp.GradScaler(
+        return LossScaler(
             self.device.type,
             init_scale=self.scaler.init_scale,
             growth_factor=self.scaler.growth_factor,

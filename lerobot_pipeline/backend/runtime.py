@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState
-from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lerobot_pipeline.backend.devices import name_device, resolve_device
+from lerobot_pipeline.backend.exchange import Exchange
 from lerobot_pipeline.backend.gradients import clip_by_global_norm
 from lerobot_pipeline.backend.launch import guard_environment, world_size
 from lerobot_pipeline.backend.layouts import Layout, LayoutOptions, ShardedLayout, WholeLayout
+from lerobot_pipeline.backend.matmul_probe import MatmulProbe
 from lerobot_pipeline.backend.parallelism import ParallelismConfig, Topology
 from lerobot_pipeline.backend.precision import (
+    MIXED_PRECISION_KEY,
     GradScalerConfig,
     MixedPrecision,
     Precision,
@@ -31,6 +34,8 @@ from lerobot_pipeline.backend.precision import (
 )
 from lerobot_pipeline.backend.sharding import ActivationCheckpointingConfig, CompileConfig, FSDPConfig
 from lerobot_pipeline.errors import ConfigError, RunFailure, UsageError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -106,6 +111,10 @@ class StepResult:
     grad_norm: Tensor | None = None
     did_update: bool = False
     was_skipped: bool = False
+    """fp16 overflowed at this loss scale: normal now and then."""
+
+    has_diverged: bool = False
+    """The gradients are not finite at any scale: on every rank, and the weights were left alone."""
 
 
 class Runtime:
@@ -121,11 +130,15 @@ class Runtime:
         self.accumulation_steps = config.gradient_accumulation.steps
         self.layout = _make_layout(accelerator, topology, precision, config)
         self.scaler = precision.make_grad_scaler()
+        self.exchange = Exchange(topology.world_size)
         self.tf32: dict[str, Any] = {}
         self.allowed_environment: dict[str, str] = {}
+        self.parameters: dict[str, int] = {}
+        """How many numbers a prepared policy has, `total` and `trainable`."""
         self.num_skips = 0
         self._consecutive_skips = 0
         self._micro_step = 0
+        self._probe = MatmulProbe()
 
     @staticmethod
     def require_possible(config: RuntimeConfig) -> tuple[torch.device, Topology]:
@@ -180,26 +193,37 @@ class Runtime:
     ) -> tuple[nn.Module, Optimizer]:
         """Place and lay out a policy, then build its optimizer over the parameters that result."""
         policy = self.layout.prepare(policy)
+        parameters = list(policy.parameters())
+        self.parameters = {
+            "total": sum(parameter.numel() for parameter in parameters),
+            "trainable": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        }
         return policy, make_optimizer(self.unwrap(policy))
 
     def unwrap(self, policy: nn.Module) -> nn.Module:
         """Return the policy as it was before `prepare`."""
         return self.layout.bare(policy)
 
-    def gather_weights(self, policy: nn.Module) -> dict[str, Tensor] | None:
-        """Return a sharded policy's whole state dict on the main rank, None where the policy holds it. Collective."""
-        return self.layout.weights(policy)
+    def gather_weights(self, policy: nn.Module, only_trainable: bool = False) -> dict[str, Tensor] | None:
+        """Return a sharded policy's whole state dict on the main rank, None where the policy holds it. Collective.
 
-    def autocast(self) -> torch.autocast:
+        Args:
+            only_trainable: leave frozen parameters out.
+        """
+        return self.layout.weights(policy, only_trainable)
+
+    def autocast(self) -> AbstractContextManager[Any]:
         """Return the context for forward passes outside training, such as evaluation."""
-        return self.precision.autocast()
+        return self.layout.autocast()
 
     @contextmanager
     def accumulate(self, policy: nn.Module) -> Iterator[None]:
         """Run one micro-batch in the layout's precision, without gradient exchange before the last of an update."""
-        is_last = (self._micro_step + 1) % self.accumulation_steps == 0
-        with self.layout.micro_batch(policy, is_last):
+        is_first, is_last = self._micro_step == 0, (self._micro_step + 1) % self.accumulation_steps == 0
+        with self._probe if is_first else nullcontext(), self.layout.micro_batch(policy, is_last):
             yield
+        if is_first:
+            self._tell_matmul_dtypes()
 
     def backward(self, loss: Tensor) -> None:
         """Add this micro-batch's share to the gradients."""
@@ -234,17 +258,21 @@ class Runtime:
         torch.distributed.all_reduce(reduced, op=operation)
         return reduced / self.topology.world_size if how == "mean" else reduced
 
+    def start_max(self, value: int) -> Callable[[], int]:
+        """Begin to find the largest of the ranks' values, and return what waits for it. Collective."""
+        return self.exchange.start_max(value)
+
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in the order of ranks. Collective."""
-        return list(gather_object([value]))
+        """Return every rank's value, in the order of ranks. Collective; waits as long as it takes."""
+        return self.exchange.gather(value)
 
     def broadcast(self, value: Any) -> Any:
-        """Return the main rank's value on every rank. Collective."""
-        return broadcast_object_list([value])[0]
+        """Return the main rank's value on every rank. Collective; waits as long as it takes."""
+        return self.exchange.broadcast(value)
 
     def barrier(self) -> None:
-        """Wait for every rank."""
-        self.accelerator.wait_for_everyone()
+        """Wait for every rank, as long as it takes."""
+        self.exchange.gather(None)
 
     def close(self) -> None:
         """Leave the process group, if there is one, so that this process may build another runtime."""
@@ -260,7 +288,9 @@ class Runtime:
             "device_name": name_device(self.device),
             "mixed_precision": self.precision.mixed_precision,
             "tf32": self.tf32,
+            "num_matmuls_by_dtype": dict(self._probe.num_by_dtype),
             "allowed_environment": self.allowed_environment,
+            "parameters": self.parameters,
             **self.layout.describe(),
         }
 
@@ -269,17 +299,19 @@ class Runtime:
         if self.scaler:
             self.scaler.unscale_(optimizer)
         grad_norm = self._clip(policy, max_grad_norm)
-        was_skipped = False
+        was_skipped = self.scaler is not None and bool(self.scaler.overflowed)
+        # The one number that an update waits for: weights that took in a NaN cannot be mended afterwards.
+        has_diverged = not was_skipped and not bool(torch.isfinite(grad_norm))
         if self.scaler:
-            scale_before = self.scaler.get_scale()
-            self.scaler.step(optimizer)
+            if not has_diverged:
+                self.scaler.step(optimizer)
             self.scaler.update()
-            was_skipped = self.scaler.get_scale() < scale_before
             self._count_skip(was_skipped)
-        else:
+        elif not has_diverged:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return StepResult(grad_norm, did_update=not was_skipped, was_skipped=was_skipped)
+        did_update = not was_skipped and not has_diverged
+        return StepResult(grad_norm, did_update, was_skipped, has_diverged)
 
     def _clip(self, policy: nn.Module, max_grad_norm: float) -> Tensor:
         # The norm is computed, not waited for: it stays on the device until metrics are logged.
@@ -293,6 +325,19 @@ class Runtime:
                 f"{self._consecutive_skips} updates in a row overflowed in fp16; the loss is not finite at any scale "
                 "(lower --optimizer.lr, or train in bf16)"
             )
+
+    def _tell_matmul_dtypes(self) -> None:
+        seen, wanted = self._probe.num_by_dtype, str(self.precision.compute_dtype or torch.float32)
+        told = ", ".join(f"{number} in {dtype}" for dtype, number in seen.most_common())
+        if self.is_main:
+            logger.info("matrix products of the first step: %s", told or "none")
+            if self.precision.compute_dtype is not None and wanted.removeprefix("torch.") not in seen:
+                logger.warning(
+                    "%s=%s, but no matrix product ran in %s",
+                    MIXED_PRECISION_KEY,
+                    self.precision.mixed_precision,
+                    wanted.removeprefix("torch."),
+                )
 
     def _assert_layout(self) -> None:
         """Check that the launcher and accelerate gave what was resolved; a mismatch would train apart in silence."""

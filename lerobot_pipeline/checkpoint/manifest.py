@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,37 @@ from lerobot_pipeline.checkpoint.layout import MANIFEST, TRAINING_STATE, TRAININ
 _FORMAT = 1
 
 
-def write_manifest(root: Path) -> None:
-    """Describe every file below `root` as it stands."""
-    files.write_text(root / MANIFEST, _render(_describe(root)))
+def write_manifest(root: Path, known: Iterable[dict[str, Any]] = ()) -> None:
+    """Describe every file below `root` as it stands.
+
+    Args:
+        known: entries of files that need not be read again, as `describe_files` returned them.
+    """
+    entries = {entry["path"]: entry for entry in known}
+    unknown = [path for path in files.list_files(root) if path.relative_to(root).as_posix() not in {MANIFEST, *entries}]
+    _write(root, [*entries.values(), *describe_files(root, unknown)])
+
+
+def describe_files(root: Path, paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return the manifest's entries of files below `root`: path, size and SHA-256. Reads every byte."""
+    return [
+        {"path": path.relative_to(root).as_posix(), "size": path.stat().st_size, "sha256": files.digest_file(path)}
+        for path in paths
+    ]
+
+
+def amend_manifest(root: Path, added: Iterable[Path], removed: Iterable[Path]) -> None:
+    """Describe further files, and no longer those that are, or lie below, `removed`. Reads the added ones only.
+
+    Raises `OSError`, `ValueError` or `KeyError` where there is no manifest to amend.
+    """
+    gone = [path.relative_to(root) for path in removed]
+    kept = [
+        entry
+        for entry in files.read_json(root / MANIFEST)["files"]
+        if not any(Path(entry["path"]).is_relative_to(path) for path in gone)
+    ]
+    _write(root, [*kept, *describe_files(root, added)])
 
 
 def has_manifest(step_dir: Path) -> bool:
@@ -55,13 +84,10 @@ def listed_digest(root: Path, name: str) -> str | None:
     return next((str(entry["sha256"]) for entry in entries if entry["path"] == name), None)
 
 
-def _describe(root: Path) -> dict[str, Any]:
-    entries = [
-        {"path": path.relative_to(root).as_posix(), "size": path.stat().st_size, "sha256": files.digest_file(path)}
-        for path in files.list_files(root)
-        if path != root / MANIFEST
-    ]
-    return {"format": _FORMAT, "files": entries, "digest": files.digest_value(entries)}
+def _write(root: Path, entries: list[dict[str, Any]]) -> None:
+    listed = sorted(entries, key=lambda entry: str(entry["path"]))
+    manifest = {"format": _FORMAT, "files": listed, "digest": files.digest_value(listed)}
+    files.write_text(root / MANIFEST, _render(manifest))
 
 
 def _render(manifest: dict[str, Any]) -> str:

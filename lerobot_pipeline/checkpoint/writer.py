@@ -18,6 +18,7 @@ from lerobot_pipeline.checkpoint import layout
 from lerobot_pipeline.checkpoint.manifest import write_manifest
 from lerobot_pipeline.checkpoint.optimizer import save_optimizer_shards, save_whole_optimizer
 from lerobot_pipeline.checkpoint.state import Progress, capture_random_state, save_state
+from lerobot_pipeline.checkpoint.weights import save_weights
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Snapshot:
     """All that a checkpoint holds, as the training loop has it."""
 
     policy: Any
-    """LeRobot's policy, unwrapped."""
+    """LeRobot's policy, or PEFT's around it."""
 
     preprocessor: Any
     postprocessor: Any
@@ -35,7 +36,7 @@ class Snapshot:
     train_config: dict[str, Any]
     science: dict[str, Any]
     weights: dict[str, Tensor] | None = None
-    """The gathered state dict of a sharded policy; None where the policy itself holds it."""
+    """Gathered from a sharded policy, at least what is stored of it; None where the policy itself holds it."""
 
     ema_weights: dict[str, Tensor] | None = None
     """State dict of the averaged policy, where a run keeps one."""
@@ -95,6 +96,7 @@ class CheckpointWriter:
             "precision": self.runtime.precision.mixed_precision,
             "topology": self.runtime.topology.as_dict(),
             "ema_updates": snapshot.ema_updates,
+            "parameters": self.runtime.parameters,
         }
         save_state(
             state_dir,
@@ -109,7 +111,7 @@ class CheckpointWriter:
         _sync_tree(staging)
 
     def _write_model(self, directory: Path, snapshot: Snapshot, weights: dict[str, Tensor] | None) -> None:
-        snapshot.policy.save_pretrained(directory, state_dict=weights)
+        save_weights(snapshot.policy, directory, weights)
         files.write_json(directory / layout.TRAIN_CONFIG, snapshot.train_config)
         for processor in (snapshot.preprocessor, snapshot.postprocessor):
             processor.save_pretrained(directory)

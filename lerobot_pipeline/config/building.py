@@ -12,7 +12,13 @@ from lerobot.optim import LRSchedulerConfig, OptimizerConfig
 from lerobot_pipeline import files
 from lerobot_pipeline.backend.devices import resolve_device
 from lerobot_pipeline.config.flags import schema_of
-from lerobot_pipeline.config.policy_files import POLICY_CONFIG, download_policy, find_policy
+from lerobot_pipeline.config.policy_files import (
+    ADAPTER_WEIGHTS,
+    POLICY_CONFIG,
+    download_policy,
+    find_policy,
+    weights_file,
+)
 from lerobot_pipeline.config.reader import Tree, decode, merge, typed
 from lerobot_pipeline.config.request import default_video_backend
 from lerobot_pipeline.config.train import TrainConfig
@@ -30,7 +36,8 @@ def build_train_config(values: Tree, requested_device: str | None) -> TrainConfi
         requested_device: the device that the user named; None detects one.
     """
     values = dict(values)
-    values["policy"] = _policy_keys(values.get("policy") or {}, requested_device)
+    values["policy"], is_adapter = _policy_keys(values.get("policy") or {}, requested_device)
+    _settle_peft(values, is_adapter)
     policy = _decode_policy(values["policy"])
     for key, preset, base in (
         ("optimizer", policy.get_optimizer_preset(), OptimizerConfig),
@@ -45,26 +52,46 @@ def build_train_config(values: Tree, requested_device: str | None) -> TrainConfi
     return config
 
 
-def _policy_keys(given: Tree, requested_device: str | None) -> Tree:
-    keys = dict(given)
+def _policy_keys(given: Tree, requested_device: str | None) -> tuple[Tree, bool]:
+    """Return the policy's keys, and whether `path` is an adapter's."""
+    keys, is_adapter = dict(given), False
     path = keys.pop("path", None)
     if path is not None:
-        stored, location = _stored_policy(path, keys.get("pretrained_revision"))
+        stored, location, is_adapter = _stored_policy(path, keys.get("pretrained_revision"))
         keys = merge(stored, keys) | {"pretrained_path": location}
     # Nothing is uploaded unless it was asked for; lerobot's own default is the opposite.
     if "push_to_hub" not in given:
         keys["push_to_hub"] = False
     keys["device"] = resolve_device(requested_device).type
-    return keys
+    return keys, is_adapter
 
 
-def _stored_policy(path: str, revision: str | None) -> tuple[Tree, str]:
-    """Return the policy keys of a checkpoint, and where its weights are: a directory, or the id of a Hub repository."""
+def _stored_policy(path: str, revision: str | None) -> tuple[Tree, str, bool]:
+    """Return the policy keys of a checkpoint; where its weights are, a directory or the id of a Hub repository; and
+    whether they are an adapter's."""
     local = find_policy(path)
-    stored = files.read_json((local or download_policy(path, revision)) / POLICY_CONFIG)
-    for machine_or_publishing_key in ("device", "push_to_hub", "repo_id", "pretrained_path"):
-        stored.pop(machine_or_publishing_key, None)
-    return stored, path if local is None else str(local)
+    directory = local or download_policy(path, revision)
+    stored = files.read_json(directory / POLICY_CONFIG)
+    for replaced_key in ("device", "push_to_hub", "repo_id", "pretrained_path", "use_peft"):
+        stored.pop(replaced_key, None)
+    return stored, path if local is None else str(local), weights_file(directory).name == ADAPTER_WEIGHTS
+
+
+def _settle_peft(values: Tree, is_adapter: bool) -> None:
+    """Make `peft` and `policy.use_peft` say the same, so that one question has one answer.
+
+    `peft` holds the adapter that is made anew; without it, `use_peft` means that an adapter is trained on.
+    """
+    policy = values["policy"]
+    if is_adapter and values.get("peft") is not None:
+        raise ConfigError(
+            "peft", f"{policy['pretrained_path']} is an adapter, and is trained on as it is; leave peft out"
+        )
+    if is_adapter and policy.get("use_peft") is False:
+        raise ConfigError("policy.use_peft", f"is false, but {policy['pretrained_path']} is an adapter; leave it out")
+    if policy.get("use_peft") and not is_adapter and "peft" not in values:
+        values["peft"] = {}
+    policy["use_peft"] = is_adapter or bool(policy.get("use_peft")) or values.get("peft") is not None
 
 
 def _decode_policy(keys: Tree) -> PreTrainedConfig:

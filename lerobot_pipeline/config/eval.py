@@ -13,8 +13,13 @@ from lerobot_pipeline.errors import ConfigError
 
 BaselineName = Literal["untrained", "mean_action", "nearest_demonstration"]
 
-OBSERVATION_TYPES: dict[str, tuple[str, ...]] = {"pusht": ("pixels_agent_pos", "environment_state_agent_pos")}
-"""What lerobot can translate for a policy. gym-pusht has two more, which lerobot's rollouts cannot read."""
+OBSERVATION_TYPES: dict[str, tuple[str, ...]] = {
+    "pusht": ("pixels_agent_pos", "environment_state_agent_pos"),
+    "aloha": ("pixels_agent_pos",),
+    "metaworld": ("pixels_agent_pos", "pixels"),
+    "libero": ("pixels_agent_pos", "pixels"),
+}
+"""What lerobot can translate for a policy. The simulators offer more, which lerobot's rollouts cannot read."""
 
 
 @dataclass(kw_only=True)
@@ -43,6 +48,10 @@ class RolloutConfig:
     """Environments that are stepped together. With 1, an episode depends on nothing but its seed. More is faster on a
     GPU; a policy that draws noise then draws it for the batch, and float rounding may differ."""
 
+    num_processes: int = 1
+    """Processes that play, each with its own copy of the policy and its own environments. The result is that of one
+    process; several GPUs are given out in turn."""
+
     videos: int = 0
     """Record the first so many episodes of each task as mp4."""
 
@@ -51,6 +60,8 @@ class RolloutConfig:
             raise ConfigError("eval.n_episodes", f"must be at least 1, got {self.n_episodes}")
         if self.batch_size < 1:
             raise ConfigError("eval.batch_size", f"must be at least 1, got {self.batch_size}")
+        if self.num_processes < 1:
+            raise ConfigError("eval.num_processes", f"must be at least 1, got {self.num_processes}")
         if not 0 <= self.videos <= self.n_episodes:
             raise ConfigError("eval.videos", f"must be 0 to n_episodes={self.n_episodes}, got {self.videos}")
 
@@ -73,8 +84,8 @@ class DemonstrationsConfig:
 class InferencePrecisionConfig:
     """Precision of the policy's forward passes."""
 
-    mixed_precision: Literal["no", "bf16"] = "no"
-    """`bf16` runs the policy under autocast."""
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    """`bf16` and `fp16` run the policy under autocast; `fp16` needs a GPU."""
 
 
 @dataclass(kw_only=True)
@@ -121,6 +132,10 @@ class EvalConfig:
             raise ConfigError("seed", f"must be at least 0, got {self.seed}")
         if getattr(self.env, "hub_path", None) and not self.trust_remote_code:
             raise ConfigError("trust_remote_code", "this environment is code from the Hub; true lets it run here")
+        if self.env.max_parallel_tasks > 1:
+            raise ConfigError(
+                "env.max_parallel_tasks", "threads would share one policy's memory; use --eval.num_processes instead"
+            )
         self._require_known_observations()
 
     def _require_known_observations(self) -> None:

@@ -23,6 +23,7 @@ CONFIG_CLASSES = {
     "collect": "collect:CollectConfig",
     "check-dataset": "check_dataset:CheckDatasetConfig",
     "train": "train:TrainConfig",
+    "convert-dcp": "convert:ConvertConfig",
     "eval": "eval:EvalConfig",
     "publish": "publish:PublishConfig",
     "resolve": "resolve:ResolveConfig",

@@ -15,6 +15,10 @@ EXTRA_KEYS: dict[str, dict[str, str]] = {
         "config": "a run's resolved config.json, as the workflow writes it; flags given beside it override it",
         "config_path": "a train_config.json or YAML file to take keys from; to resume, a checkpoint or run directory",
         "summary": "write the result (step, loss, digests, versions) to this JSON file when the run is done",
+        "deadline": "save and stop in time for this moment, as after a signal: 1h30m or 5400 (from now), seconds since "
+        "1970, or an ISO time; the end of a Slurm job is one by itself",
+        "deadline_margin": "how long before the deadline to stop (10m, 600); left out, twice the longest save and step",
+        "override_lock": "true starts although another process seems to be training this run; stop that one first",
     }
 }
 EXTRA_KEYS["launch"] = {"processes_per_node": "processes to start on this machine (default 1)", **EXTRA_KEYS["train"]}

@@ -5,6 +5,7 @@ Whoever is about to read a policy asks here first. That takes milliseconds: neit
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def policy_faults(directory: Path, also: Iterable[str] = ()) -> list[str]:
         return [f"{' and '.join(present)} are both there; keep the one that is the policy"]
     if not present and (directory / SHARDS).is_dir():
         step_dir = directory.parent if directory.name == PRETRAINED_MODEL else directory
-        command = f"lerobot-pipeline convert-dcp --checkpoint_dir={step_dir}"
+        command = f"lerobot-pipeline convert-dcp --checkpoint_dir={shlex.quote(str(step_dir))}"
         return [f"{weights_file(directory).name} is missing, there are DCP shards only; convert them first: {command}"]
     # A processor that is not whole cannot say which states it needs.
     return _faults(directory, [*policy_files(directory), *also]) or _faults(directory, processor_states(directory))

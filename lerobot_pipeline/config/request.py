@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import ctypes.util
 import importlib.util
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lerobot_pipeline.config.attempt import ATTEMPT_KEYS, AttemptOptions, read_attempt_options
 from lerobot_pipeline.config.flags import schema_of
 from lerobot_pipeline.config.policy_files import find_policy
 from lerobot_pipeline.config.reader import Tree, load_yaml, merge, parse_flags, typed
 from lerobot_pipeline.config.rules import check_training
 from lerobot_pipeline.errors import UsageError
 
-COMMAND_KEYS = ("config", "config_path", "summary")
-"""Keys of the command line that are no part of the training config."""
+PATH_KEYS = ("config", "config_path", "summary")
+"""Keys of the command line that name files, and are no part of the training config."""
 
 STORED_ONLY_KEYS = ("checkpoint_path", "requested_device")
 """Keys that a stored train_config.json may hold though nobody can set them."""
@@ -41,6 +43,9 @@ class TrainRequest:
     science_digest: str | None
     """Digest of the run's resolved config, where the workflow made one."""
 
+    attempt: AttemptOptions
+    """What holds for this start only, and is stored nowhere."""
+
 
 def read_train_request(arguments: Sequence[str]) -> TrainRequest:
     """Read flags, and the file that `--config` or `--config_path` names, and check them against each other.
@@ -49,7 +54,8 @@ def read_train_request(arguments: Sequence[str]) -> TrainRequest:
         UsageError: anything that can be known to be wrong without loading a model or a dataset.
     """
     flags = parse_flags(arguments)
-    command = {key: flags.pop(key) for key in COMMAND_KEYS if key in flags}
+    command = {key: flags.pop(key) for key in PATH_KEYS if key in flags}
+    attempt = read_attempt_options({key: flags.pop(key) for key in ATTEMPT_KEYS if key in flags}, time.time())
     for key, value in command.items():
         if not isinstance(value, str) or not value:
             raise UsageError(key, "must be a path")
@@ -70,7 +76,7 @@ def read_train_request(arguments: Sequence[str]) -> TrainRequest:
     values = decode_train(merge(given, flags))
     check_training(values, complete=not resumes)
     summary = Path(command["summary"]) if "summary" in command else None
-    return TrainRequest(values, requested_device, config_path if resumes else None, summary, science_digest)
+    return TrainRequest(values, requested_device, config_path if resumes else None, summary, science_digest, attempt)
 
 
 def decode_train(tree: Mapping[str, Any]) -> Tree:

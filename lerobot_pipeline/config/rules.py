@@ -21,12 +21,19 @@ _AT_LEAST = {
     "stop_at_step": 1,
     "eval.n_episodes": 1,
     "seed": 0,
+    "peft.r": 1,
+    "peft.lora_alpha": 1,
 }
+
+PEFT_METHODS = ("LORA", "LOHA", "LOKR", "MISS", "HRA")
+"""PEFT's methods that LeRobot's `peft.*` keys can describe and that are tested under every layout."""
+
+_ONLY_FOR = {"lora_alpha": ("LORA",), "init_type": ("LORA", "MISS")}
+"""Keys of `peft` that only some methods have."""
 
 NOT_SUPPORTED = {
     "reward_model": "reward models are not trained by this engine; use lerobot-train",
     "sample_weighting": "weighted sampling is not part of this engine yet; leave it out",
-    "peft": "PEFT is not part of this version; leave it out",
     "dataset.streaming": "a streamed dataset has no global sample order to resume; use a local copy",
     "save_checkpoint_to_hub": "publish the finished checkpoint instead: --policy.push_to_hub=true",
     "eval.recording": "evaluation does not record datasets; use lerobot-eval",
@@ -58,6 +65,7 @@ def check_training(values: Mapping[str, Any], *, complete: bool) -> None:
     _check_accumulation(flat, complete)
     _check_evaluation(flat)
     _check_publishing(flat, complete)
+    _check_peft(values, complete)
     if complete:
         _check_required(values, flat)
 
@@ -92,6 +100,24 @@ def _check_evaluation(flat: Mapping[str, Any]) -> None:
 def _check_publishing(flat: Mapping[str, Any], complete: bool) -> None:
     if complete and flat.get("policy.push_to_hub") and not flat.get("policy.repo_id"):
         raise ConfigError("policy.repo_id", "is required with --policy.push_to_hub=true; give user/name")
+
+
+def _check_peft(values: Mapping[str, Any], complete: bool) -> None:
+    peft, policy = values.get("peft"), values.get("policy") or {}
+    if peft is not None:
+        method = str(peft.get("method_type", "LORA")).upper()
+        if method not in PEFT_METHODS:
+            raise ConfigError("peft.method_type", f"must be one of {', '.join(PEFT_METHODS)}, got {method}")
+        for key, methods in _ONLY_FOR.items():
+            if peft.get(key) is not None and method not in methods:
+                raise ConfigError(f"peft.{key}", f"is for {' and '.join(methods)}, not for {method}; leave it out")
+        if policy.get("use_peft") is False:
+            raise ConfigError("policy.use_peft", "is false, but peft.* asks for adapters; leave one of them out")
+    wants_adapter = peft is not None or policy.get("use_peft")
+    if complete and wants_adapter and not (policy.get("path") or policy.get("pretrained_path")):
+        raise ConfigError(
+            "policy.path", "is required with peft.*: adapters on random weights learn little; name a trained policy"
+        )
 
 
 def _check_required(values: Mapping[str, Any], flat: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from lerobot.datasets.factory import make_train_eval_datasets
 from lerobot.utils.collate import lerobot_collate_fn
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
+from lerobot_pipeline.backend.signals import leave_signals_to_the_rank
 from lerobot_pipeline.config.train import TrainConfig
 from lerobot_pipeline.data.check import require_trainable
 from lerobot_pipeline.data.order import MicroBatches, Sample, SampleStream, frame_indices
@@ -157,12 +158,13 @@ def _loader_options(config: TrainConfig, device: torch.device) -> dict[str, Any]
         "multiprocessing_context": config.dataloader_multiprocessing_context if has_workers else None,
         # A loader draws a seed when it starts; from its own generator, so that the run's random state is left alone.
         "generator": torch.Generator().manual_seed(0),
-        "worker_init_fn": _use_one_thread if has_workers else None,
+        "worker_init_fn": _set_up_worker if has_workers else None,
     }
 
 
-def _use_one_thread(worker_id: int) -> None:
+def _set_up_worker(worker_id: int) -> None:
     torch.set_num_threads(1)
+    leave_signals_to_the_rank()
 
 
 def _collate(dataset: Any) -> Any:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import draccus
 from lerobot.envs.configs import EnvConfig
-from lerobot.envs.factory import make_env_pre_post_processors
-from lerobot.envs.utils import env_to_policy_features
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lerobot_pipeline.backend.devices import resolve_device
 from lerobot_pipeline.backend.precision import Precision, require_supported
 from lerobot_pipeline.config.eval import EvalConfig
-from lerobot_pipeline.evaluation import baselines, policies
+from lerobot_pipeline.evaluation.playing import load_evaluated, num_environments, open_players
 from lerobot_pipeline.evaluation.policies import EvaluatedPolicy
 from lerobot_pipeline.evaluation.policy_files import PolicyFiles
 from lerobot_pipeline.evaluation.results import (
@@ -29,7 +28,7 @@ from lerobot_pipeline.evaluation.results import (
     result_name,
     write_summary,
 )
-from lerobot_pipeline.evaluation.rollouts import Actor, Episode, open_environments, play_episodes
+from lerobot_pipeline.evaluation.rollouts import Episode, split_into_batches
 from lerobot_pipeline.evaluation.videos import save_video
 from lerobot_pipeline.files import fresh_directory, write_json
 from lerobot_pipeline.provenance import collect_provenance, scrub
@@ -51,11 +50,12 @@ def evaluate(config: EvalConfig, files: PolicyFiles | None, command: list[str]) 
     device = resolve_device(config.policy.device)
     precision = Precision(config.accelerator.mixed_precision, device)
     require_supported(precision.mixed_precision, device)
-    policy = _load(config, files, str(device))
+    # Worker processes have policies of their own; this one is for what is told about it.
+    policy = load_evaluated(config, files, str(device) if config.eval.num_processes == 1 else "cpu")
     settings = _describe_settings(config, precision)
     name = result_name(policy.type, config.env.type, {"weights": policy.weights_digest, "evaluation": settings})
     with fresh_directory(config.output_dir / name) as directory:
-        episodes, entries = _play(config, policy, precision, directory)
+        episodes, entries = _play(config, policy, precision, files, directory)
         result = {
             "schema": SCHEMA,
             "policy": {
@@ -81,20 +81,6 @@ def evaluate(config: EvalConfig, files: PolicyFiles | None, command: list[str]) 
     return result, config.output_dir / name
 
 
-def _load(config: EvalConfig, files: PolicyFiles | None, device: str) -> EvaluatedPolicy:
-    if config.baseline == "mean_action":
-        return baselines.mean_action(config.dataset, device)
-    if config.baseline == "nearest_demonstration":
-        return baselines.nearest_demonstration(config.dataset, env_to_policy_features(config.env), device)
-    assert files is not None, "the config demands policy.path here"
-    policy_config = policies.load_policy_config(files, device)
-    policies.require_matching_features(policy_config, config.env)
-    with redirect_stdout(None):
-        if config.baseline == "untrained":
-            return policies.untrained_policy(files, policy_config, config.seed)
-        return policies.load_policy(files, policy_config, config.env)
-
-
 def _describe_settings(config: EvalConfig, precision: Precision) -> dict[str, Any]:
     """Return what the outcome depends on beside the weights."""
     env = draccus.encode(config.env, EnvConfig)
@@ -103,7 +89,7 @@ def _describe_settings(config: EvalConfig, precision: Precision) -> dict[str, An
         "env": {key: value for key, value in sorted(env.items()) if key not in declared},
         "seed": config.seed,
         "n_episodes": config.eval.n_episodes,
-        "batch_size": _batch_size(config),
+        "batch_size": num_environments(config),
         "device": precision.device.type,
         "mixed_precision": precision.mixed_precision,
         "num_videos": config.eval.videos,
@@ -111,32 +97,24 @@ def _describe_settings(config: EvalConfig, precision: Precision) -> dict[str, An
 
 
 def _play(
-    config: EvalConfig, policy: EvaluatedPolicy, precision: Precision, directory: Path
+    config: EvalConfig, policy: EvaluatedPolicy, precision: Precision, files: PolicyFiles | None, directory: Path
 ) -> tuple[list[Episode], list[dict[str, Any]]]:
-    preprocess, postprocess = make_env_pre_post_processors(config.env, policy.config)
-    actor = Actor(policy=policy, preprocess=preprocess, postprocess=postprocess, autocast=precision.autocast)
     seeds = list(range(config.seed, config.seed + config.eval.n_episodes))
     episodes: list[Episode] = []
     entries: list[dict[str, Any]] = []
-    with (
-        open_environments(config.env, _batch_size(config), config.trust_remote_code) as envs,
-        _progress(len(envs) * len(seeds)) as tell,
-    ):
-        for task, env in envs.items():
-            for episode in play_episodes(env, task, actor, seeds, config.eval.videos):
-                video = None
-                if episode.frames:
-                    video = f"videos/{task.replace('/', '-')}-seed-{episode.seed}.mp4"
-                    save_video(episode, directory / video, env.metadata.get("render_fps", config.env.fps))
-                    episode.frames.clear()
-                episodes.append(episode)
-                entries.append(describe_episode(episode, video))
-                tell(episodes)
+    with open_players(config, policy, precision, files) as (tasks, play), _progress(len(tasks) * len(seeds)) as tell:
+        batches = [batch for task in tasks for batch in split_into_batches(task, seeds, num_environments(config))]
+        for episode in chain.from_iterable(play(batches)):
+            video = None
+            if episode.frames:
+                outcome = "success" if episode.success else "failure"
+                video = f"videos/{episode.task.replace('/', '-')}-seed-{episode.seed}-{outcome}.mp4"
+                save_video(episode, directory / video, tasks[episode.task])
+                episode.frames.clear()
+            episodes.append(episode)
+            entries.append(describe_episode(episode, video))
+            tell(episodes)
     return episodes, entries
-
-
-def _batch_size(config: EvalConfig) -> int:
-    return min(config.eval.batch_size, config.eval.n_episodes)
 
 
 @contextmanager

@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 import draccus
 import torch
 from lerobot.configs.policies import PreTrainedConfig
-from lerobot.configs.types import FeatureType
+from lerobot.configs.types import FeatureType, PolicyFeature
 from lerobot.envs.configs import EnvConfig
 from lerobot.envs.utils import env_to_policy_features
 from lerobot.policies.factory import get_policy_class, make_policy, make_pre_post_processors
-from safetensors import safe_open
 
+from lerobot_pipeline.checkpoint.adapters import load_adapted
+from lerobot_pipeline.checkpoint.weights import missing_parameters
 from lerobot_pipeline.config.eval import OBSERVATION_TYPES, with_observation_type
-from lerobot_pipeline.config.policy_files import POLICY_CONFIG, POLICY_PATH_KEY
+from lerobot_pipeline.config.policy_files import ADAPTER_WEIGHTS, POLICY_CONFIG, POLICY_PATH_KEY
 from lerobot_pipeline.errors import ConfigError, UsageError
 from lerobot_pipeline.evaluation.policy_files import PolicyFiles
 from lerobot_pipeline.files import read_json
@@ -87,7 +89,9 @@ def require_matching_features(config: PreTrainedConfig, env: EnvConfig) -> None:
     Raises:
         ConfigError: names the feature, and the `--env` flag that would provide it where there is one.
     """
-    offered = env_to_policy_features(env)
+    if config.type == "xvla":
+        return  # It has its own processing of LIBERO's states, whose shape lerobot declares nowhere.
+    offered = offered_features(env)
     for name, feature in {**(config.input_features or {}), **(config.output_features or {})}.items():
         found = offered.get(name)
         key = "env.obs_type" if hasattr(env, "obs_type") else "env.type"
@@ -99,11 +103,25 @@ def require_matching_features(config: PreTrainedConfig, env: EnvConfig) -> None:
             raise ConfigError(key, f"{mismatch}; choose the environment that the policy was trained for")
 
 
+def offered_features(env: EnvConfig) -> dict[str, PolicyFeature]:
+    """Return what a policy can read and must answer, after lerobot's processing of the environment's observations."""
+    features: dict[Any, dict[str, PolicyFeature]] = {}
+    for name, feature in env_to_policy_features(env).items():
+        features.setdefault(feature.type, {})[name] = feature
+    for step in env.get_env_processors()[0].steps:
+        features = step.transform_features(features)
+    return {name: feature for group in features.values() for name, feature in group.items()}
+
+
 def load_policy(files: PolicyFiles, config: PreTrainedConfig, env: EnvConfig) -> EvaluatedPolicy:
     """Build the trained policy in evaluation mode on `config.device`."""
-    policy = make_policy(config, env_cfg=env).eval()
-    if not config.use_peft:
+    build = partial(make_policy, config, env_cfg=env)
+    if files.weights.name == ADAPTER_WEIGHTS:
+        policy: torch.nn.Module = load_adapted(config, files.directory, build)
+    else:
+        policy = build()
         _require_every_parameter_loaded(policy, files)
+    policy.eval()
     return _with_processors(policy, files, config, config.type, files.weights_digest())
 
 
@@ -129,15 +147,8 @@ def digest_state(module: torch.nn.Module) -> str:
 
 
 def _require_every_parameter_loaded(policy: torch.nn.Module, files: PolicyFiles) -> None:
-    """Refuse weights that leave a parameter at its random start, which lerobot only logs."""
-    with safe_open(files.weights, framework="pt") as stored:
-        stored_names = set(stored.keys())
-    names_of_parameter: dict[int, list[str]] = {}
-    for name, parameter in policy.named_parameters(remove_duplicate=False):
-        names_of_parameter.setdefault(id(parameter), []).append(name)
-    # Tied weights are stored once, under any of their names.
-    missing = [names[0] for names in names_of_parameter.values() if not stored_names.intersection(names)]
-    if missing:
+    """Refuse weights that leave a parameter at its random start."""
+    if missing := missing_parameters(policy, files.weights):
         reason = f"{files.weights} lacks {len(missing)} of the policy's parameters, the first is {missing[0]}"
         raise UsageError(POLICY_PATH_KEY, reason)
 
@@ -163,7 +174,7 @@ def _with_processors(
 
 def _advice(env: EnvConfig, config: PreTrainedConfig) -> str:
     for obs_type in OBSERVATION_TYPES.get(env.type, ()):
-        offered = env_to_policy_features(with_observation_type(env, obs_type))
+        offered = offered_features(with_observation_type(env, obs_type))
         if set(config.input_features or {}) <= set(offered):
             return f"; use --env.obs_type={obs_type}"
     return "; choose an environment that gives it"

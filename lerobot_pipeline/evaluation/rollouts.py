@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
@@ -53,6 +55,17 @@ class Episode:
         self.success |= success
         if coverage is not None:
             self.max_coverage = max(round(coverage, _SCORE_DECIMALS), self.max_coverage or 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Episodes of one task that are played side by side: the unit that may be played by any process."""
+
+    task: str
+    first: int
+    """Number of the first of them among the task's episodes, from 0."""
+    seeds: list[int]
+    """One for each episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,33 +124,34 @@ def open_environments(
         close_envs(suites)
 
 
-def play_episodes(
-    env: SyncVectorEnv, task: str, actor: Actor, seeds: list[int], num_recorded: int = 0
-) -> Iterator[Episode]:
-    """Play one episode for each seed and yield them in the seeds' order.
+def split_into_batches(task: str, seeds: list[int], batch_size: int) -> list[Batch]:
+    """Return a task's episodes in batches of `batch_size`; the last may be smaller."""
+    starts = range(0, len(seeds), batch_size)
+    return [Batch(task=task, first=first, seeds=seeds[first : first + batch_size]) for first in starts]
 
-    The episodes go through `env` in batches of its size; what a batch has too many at the end is played and dropped.
-    Random state is set from the batch's first seed before each batch: with one environment an episode is a function of
-    its seed, whatever was played before it.
+
+def play_batch(
+    env: SyncVectorEnv, actor: Actor, batch: Batch, max_steps: int | None = None, num_recorded: int = 0
+) -> list[Episode]:
+    """Play one episode for each seed of the batch, and return them in the seeds' order.
+
+    Random state is set from the batch's first seed: with one environment an episode is a function of its seed, whatever
+    was played before it. Environments that the batch leaves over are played too, and dropped.
 
     Args:
-        num_recorded: the first so many episodes keep their frames.
+        max_steps: ends episodes that the environment itself would let go on.
+        num_recorded: the task's first so many episodes keep their frames.
     """
-    for first in range(0, len(seeds), env.num_envs):
-        wanted = seeds[first : first + env.num_envs]
-        surplus = [wanted[-1] + 1 + extra for extra in range(env.num_envs - len(wanted))]
-        episodes = [Episode(task=task, seed=seed) for seed in wanted]
-        _play_batch(env, actor, episodes, wanted + surplus, num_recorded - first)
-        yield from episodes
-
-
-def _play_batch(env: SyncVectorEnv, actor: Actor, episodes: list[Episode], seeds: list[int], num_recorded: int) -> None:
-    actor.reset(seeds[0])
-    observation, _ = env.reset(seed=[*seeds], options={NEW_ROLLOUT_OPTION: True})
+    episodes = [Episode(task=batch.task, seed=seed) for seed in batch.seeds]
+    surplus = [batch.seeds[-1] + 1 + extra for extra in range(env.num_envs - len(episodes))]
+    _choose_initial_states(env, batch.first)
+    actor.reset(batch.seeds[0])
+    observation, _ = env.reset(seed=[*batch.seeds, *surplus], options={NEW_ROLLOUT_OPTION: True})
     task_descriptions = _task_descriptions(env)
     running = dict(enumerate(episodes))
-    _record(env, running, num_recorded)
-    for _ in range(env.call("_max_episode_steps")[0]):
+    to_record = num_recorded - batch.first
+    _record(env, running, to_record)
+    for _ in range(min(env.call("_max_episode_steps")[0], max_steps or sys.maxsize)):
         observation, rewards, terminated, truncated, infos = env.step(actor.act(observation, task_descriptions))
         for index, episode in running.items():
             coverage = _info_of(infos, "coverage", index)
@@ -146,15 +160,26 @@ def _play_batch(env: SyncVectorEnv, actor: Actor, episodes: list[Episode], seeds
                 success=bool(_info_of(infos, "is_success", index)),
                 coverage=None if coverage is None else float(coverage),
             )
-        _record(env, running, num_recorded)
+        _record(env, running, to_record)
         # What an environment does once its episode is over belongs to no episode.
         running = {index: episode for index, episode in running.items() if not (terminated | truncated)[index]}
         if not running:
             break
+    return episodes
+
+
+def _choose_initial_states(env: SyncVectorEnv, first: int) -> None:
+    """Give each episode the initial state of its number, where an environment has a list of them.
+
+    LIBERO takes the next one at each reset, so that an episode would depend on how many its environment has played.
+    """
+    for index, single in enumerate(env.envs):
+        if hasattr(single.unwrapped, "init_state_id"):
+            single.unwrapped.init_state_id = first + index
 
 
 def _make_suites(config: EnvConfig, batch_size: int, trust_remote_code: bool) -> dict[str, dict[int, Any]]:
-    with redirect_stdout(None), warnings.catch_warnings():
+    with redirect_stdout(None), _asking_nobody(), warnings.catch_warnings():
         # Told on every import of pygame, and nothing that a user of PushT can change.
         warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
         try:
@@ -162,6 +187,21 @@ def _make_suites(config: EnvConfig, batch_size: int, trust_remote_code: bool) ->
         except ModuleNotFoundError as error:
             reason = f"{config.type} needs a package that is not installed: {error.name or error}"
             raise ConfigError("env.type", reason) from error
+        except EOFError as error:
+            # LIBERO does, where to keep data sets; nobody would see it, and a batch job has nobody to answer.
+            reason = f"{config.type} asks a question when it is imported for the first time: import it once by hand"
+            raise ConfigError("env.type", reason) from error
+
+
+@contextmanager
+def _asking_nobody() -> Iterator[None]:
+    stdin = sys.stdin
+    with open(os.devnull) as nothing:
+        sys.stdin = nothing
+        try:
+            yield
+        finally:
+            sys.stdin = stdin
 
 
 def _freeze_ended_episodes(env: gym.vector.VectorEnv) -> None:

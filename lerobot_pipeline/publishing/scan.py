@@ -48,6 +48,13 @@ class Finding:
         return f"{self.file} ({self.place}): {self.kind}" if self.place else f"{self.file}: {self.kind}"
 
 
+@dataclass(frozen=True)
+class _Object:
+    """A JSON object as it is written: of two equal keys, a dictionary would hide the first."""
+
+    pairs: list[tuple[str, Any]]
+
+
 def scan(paths: Collection[Path], public_names: Collection[str]) -> list[Finding]:
     """Look through every file; return what has to stop the publication, one finding for each file, place and kind.
 
@@ -117,24 +124,27 @@ def _passages(path: Path) -> Iterator[tuple[str, str]]:
     """(place, text) pairs of a file: a line of text, a value in JSON by its dotted key, a header's metadata."""
     if path.suffix == ".safetensors":
         with safe_open(path, framework="numpy") as tensors:
-            yield from _json_passages(tensors.metadata() or {}, "metadata")
+            yield from _json_passages(_Object(list((tensors.metadata() or {}).items())), "metadata")
             yield from (("tensor names", name) for name in tensors.keys())  # noqa: SIM118, it is no mapping
     elif path.suffix == ".json":
-        yield from _json_passages(json.loads(path.read_text(encoding="utf-8")), "")
+        yield from _json_passages(json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_Object), "")
     else:
         lines = path.read_text(encoding="utf-8").splitlines()
         yield from ((f"line {number}", line) for number, line in enumerate(lines, start=1))
 
 
 def _json_passages(value: Any, place: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _json_passages(item, f"{place}.{key}" if place else key)
+    if isinstance(value, _Object):
+        for key, item in value.pairs:
+            inner = f"{place}.{key}" if place else key
+            # A key may be a secret itself, also one that holds an object or nothing.
+            yield inner, key
+            yield from _json_passages(item, inner)
     elif isinstance(value, list):
         for item in value:
             yield from _json_passages(item, place)
     else:
-        # The key belongs to the passage: some secrets are only known by it, and a key may be one itself.
+        # The key belongs to the passage: some secrets are only known by it.
         yield place, f"{place.rpartition('.')[2]}={value}"
 
 

@@ -13,13 +13,14 @@ from urllib.error import URLError
 import torch
 from lerobot.policies.factory import make_policy, make_pre_post_processors
 from lerobot.utils.random_utils import set_seed
-from safetensors.torch import load_file, load_model
+from safetensors.torch import load_model
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lerobot_pipeline import files
 from lerobot_pipeline.backend.runtime import Runtime
+from lerobot_pipeline.backend.signals import end_workers_at_exit
 from lerobot_pipeline.checkpoint import layout
 from lerobot_pipeline.checkpoint.optimizer import load_optimizer
 from lerobot_pipeline.checkpoint.reader import Found
@@ -30,10 +31,12 @@ from lerobot_pipeline.checkpoint.state import (
     load_state,
     restore_random_state,
 )
+from lerobot_pipeline.checkpoint.weights import read_weights
 from lerobot_pipeline.config.train import TrainConfig
 from lerobot_pipeline.data.loading import Batch, TrainingData, load_datasets, make_stream, make_training_loader
 from lerobot_pipeline.data.order import MicroBatches, SampleStream
 from lerobot_pipeline.errors import UsageError
+from lerobot_pipeline.training.adapting import adapt
 from lerobot_pipeline.training.ema import EMA
 
 logger = logging.getLogger(__name__)
@@ -102,6 +105,7 @@ def assemble(config: TrainConfig, runtime: Runtime, found: Found | None, dataset
         batches=iter(loader),
         progress=progress,
     )
+    end_workers_at_exit()
     # Last of all, since building a policy draws random numbers too.
     _set_random_state(runtime, seed, found)
     return run
@@ -115,12 +119,23 @@ def _seed_everything(config: TrainConfig, seed: int) -> None:
 
 def _make_policy(config: TrainConfig, data: TrainingData, found: Found | None) -> Any:
     assert config.policy is not None
+    if config.policy.use_peft:
+        return adapt(config, None if found is None else found.pretrained_dir, partial(_build_policy, config, data))
+    if found is None:
+        return _build_policy(config, data)
     start_from = config.policy.pretrained_path
-    if found is not None:
-        # The weights come from the checkpoint below; a base model need not be at hand again.
-        config.policy.pretrained_path = None
+    # The weights come from the checkpoint below; the policy that training began with need not be at hand again.
+    config.policy.pretrained_path = None
+    policy = _build_policy(config, data)
+    config.policy.pretrained_path = start_from
+    load_model(policy, found.pretrained_dir / layout.WEIGHTS, device=str(config.policy.device))
+    return policy
+
+
+def _build_policy(config: TrainConfig, data: TrainingData) -> Any:
+    assert config.policy is not None
     try:
-        policy = make_policy(config.policy, ds_meta=data.meta, rename_map=config.rename_map)
+        return make_policy(config.policy, ds_meta=data.meta, rename_map=config.rename_map)
     except URLError as error:
         # torchvision fetches a backbone's weights from the network, whatever HF_HUB_OFFLINE says.
         key = "policy.pretrained_backbone_weights"
@@ -128,11 +143,6 @@ def _make_policy(config: TrainConfig, data: TrainingData, found: Found | None) -
         raise UsageError(key, reason) from error
     except (ValueError, ImportError, FileNotFoundError) as error:
         raise UsageError("policy", f"{config.policy.type} cannot be built: {error}") from error
-    finally:
-        config.policy.pretrained_path = start_from
-    if found is not None:
-        load_model(policy, found.pretrained_dir / layout.WEIGHTS, device=str(config.policy.device))
-    return policy
 
 
 def _make_processors(
@@ -195,7 +205,7 @@ def _restore(
     for sentence in load_state(found.state_dir, scheduler, runtime.scaler):
         logger.warning("%s", sentence)
     if ema is not None:
-        _restore_ema(ema, found)
+        _restore_ema(ema, runtime.unwrap(policy), found)
     if (saved.dp_world_size, saved.batch_size) != (world_size, config.batch_size):
         logger.warning(
             "saved by %d ranks x batch %d, resumed by %d x %d: the sample order goes on exactly, random draws do not",
@@ -207,10 +217,11 @@ def _restore(
     return Progress(saved.step, saved.cursor, world_size, config.batch_size, accumulation)
 
 
-def _restore_ema(ema: EMA, found: Found) -> None:
-    path = found.step_dir / layout.EMA_MODEL / layout.WEIGHTS
-    if path.is_file():
-        ema.load(load_file(path), files.read_json(found.state_dir / layout.TRAINING_STEP)["ema_updates"])
+def _restore_ema(ema: EMA, policy: nn.Module, found: Found) -> None:
+    directory = found.step_dir / layout.EMA_MODEL
+    if directory.is_dir():
+        num_updates = files.read_json(found.state_dir / layout.TRAINING_STEP)["ema_updates"]
+        ema.load(read_weights(policy, directory), num_updates)
     else:
         logger.warning("the checkpoint holds no average: it starts anew from the restored weights")
 

@@ -73,7 +73,9 @@ class TrainingProgress:
 
 def metric_line(step: int, total_steps: int, values: Mapping[str, float]) -> str:
     """Return one log line, in the manner that LeRobot's users know."""
-    parts = [f"step {step}/{total_steps}", f"epoch {values['epoch']:.2f}", f"loss {values['loss']:.4f}"]
+    parts = [f"step {step}/{total_steps}", f"epoch {values['epoch']:.2f}"]
+    if "loss" in values:
+        parts.append(f"loss {values['loss']:.4f}")
     if "grad_norm" in values:
         parts.append(f"grad norm {values['grad_norm']:.3f}")
     parts += [f"lr {values['lr']:.1e}", f"{values['samples_per_s']:.0f} samples/s"]

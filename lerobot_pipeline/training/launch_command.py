@@ -1,37 +1,42 @@
 """`lerobot-pipeline launch`: what stands in front of the training processes.
 
-It finds wrong use before anything is started, forwards signals to all processes, keeps their output in the attempt's
-log, and gives an exit code that means something (torchrun turns every rank's code into 1).
+It finds wrong use before anything is started, passes requests to stop on to all ranks and waits while they save, keeps
+their output in the attempt's log, and gives an exit code that means something.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from lerobot_pipeline.backend.launch import guard_environment, rank_environment, training_command
+from lerobot_pipeline.backend.launch import guard_environment, training_command
 from lerobot_pipeline.backend.leases import find_accelerators, leased_devices
 from lerobot_pipeline.backend.parallelism import ParallelismConfig
+from lerobot_pipeline.backend.ranks import Ending, run_ranks
+from lerobot_pipeline.backend.signals import SignalListener
 from lerobot_pipeline.config.reader import decode, load_yaml, parse_flags
 from lerobot_pipeline.config.request import TrainRequest, read_train_request
-from lerobot_pipeline.errors import EXIT_DONE, UsageError
-from lerobot_pipeline.training.run_directory import ATTEMPT_VARIABLE, default_run_dir, new_attempt, read_outcome
+from lerobot_pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, Stopped, UsageError
+from lerobot_pipeline.training.run_directory import ATTEMPT_VARIABLE, Outcome, default_run_dir, new_attempt, run_dir_of
 
 PROCESSES_KEY = "processes_per_node"
 LOG_FILE = "log.txt"
 
-_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-
 
 def run(arguments: list[str]) -> int:
     """Start `train` with these flags in `processes_per_node` processes, and return how the attempt ended."""
+    signals = SignalListener()
+    with signals.listening():
+        return _launch(arguments, signals)
+
+
+def _launch(arguments: list[str], signals: SignalListener) -> int:
     guard_environment()
     own, rest = _split(arguments)
     request = read_train_request(rest)
@@ -39,14 +44,21 @@ def run(arguments: list[str]) -> int:
     decode(ParallelismConfig, request.values.get("parallelism") or {}).resolve(processes)
     run_dir, rest = _place(request, rest)
     found = None if request.requested_device == "cpu" else find_accelerators(os.environ)
-    with leased_devices(processes, found, os.environ) as visible:
+
+    def wait(seconds: float) -> None:
+        if signals.heard:
+            raise Stopped(f"{signal.Signals(signals.heard).name}: stopped while waiting for cards; run again to go on")
+        time.sleep(seconds)
+
+    with leased_devices(processes, found, os.environ, wait=wait) as visible:
         attempt = new_attempt(run_dir)
-        environment = rank_environment(processes, os.environ) | visible | {ATTEMPT_VARIABLE: str(attempt)}
-        returncode = _run_to_end(training_command(processes, rest), environment, attempt / LOG_FILE)
-    exit_code, message = read_outcome(attempt, returncode)
-    if exit_code != EXIT_DONE:
-        print(f"lerobot-pipeline launch: {message} (log: {attempt / LOG_FILE})", file=sys.stderr)
-    return exit_code
+        environment = {**os.environ, **visible, ATTEMPT_VARIABLE: str(attempt)}
+        endings = run_ranks(training_command(rest), processes, environment, attempt / LOG_FILE, lambda: signals.heard)
+        outcome = _judge(attempt, endings)
+        outcome.write(attempt)
+    if outcome.exit_code != EXIT_DONE:
+        print(f"lerobot-pipeline launch: {outcome.message} (log: {attempt / LOG_FILE})", file=sys.stderr)
+    return outcome.exit_code
 
 
 def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -75,8 +87,7 @@ def _place(request: TrainRequest, rest: list[str]) -> tuple[Path, list[str]]:
     """Return the run directory, naming it to the ranks where the user left it out: they must agree on one."""
     given = request.values.get("output_dir")
     if given is None and request.config_path is not None:
-        path = request.config_path.resolve()
-        given = next((str(p.parent) for p in [path, *path.parents] if p.name == "checkpoints"), str(path))
+        given = str(run_dir_of(request.config_path))
     if given is None:
         given = str(default_run_dir(str(request.values.get("job_name") or "run")))
         rest = [*rest, f"--output_dir={given}"]
@@ -86,33 +97,24 @@ def _place(request: TrainRequest, rest: list[str]) -> tuple[Path, list[str]]:
     return run_dir, rest
 
 
-def _run_to_end(command: list[str], environment: dict[str, str], log_path: Path) -> int:
-    """Run the processes in a group of their own, copying what they say to our stderr and to the log."""
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        assert process.stdout is not None
-        with _forwarding_signals(process):
-            while chunk := process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
-                log.write(chunk)
-                log.flush()
-                sys.stderr.buffer.write(chunk)
-                sys.stderr.buffer.flush()
-            return process.wait()
+def _judge(attempt: Path, endings: list[Ending]) -> Outcome:
+    """Return how the attempt ended, from what the ranks recorded and how their processes ended, first to last."""
+    main = Outcome.read(attempt)
+    failed = [ending for ending in endings if ending.returncode != EXIT_DONE]
+    if not failed:
+        return main or Outcome(EXIT_DONE, "done")
+    if main is not None and main.exit_code == EXIT_STOPPED:
+        return main
+    told = {e.rank: main if e.rank == 0 else Outcome.read(attempt, e.rank) for e in failed}
 
+    def is_consequence(ending: Ending) -> tuple[bool, bool]:
+        """Sort what explains the end before what only followed: a rank that loses another one fails too."""
+        outcome = told[ending.rank]
+        return ending.was_ended_here, ending.returncode >= 0 and (outcome is None or not outcome.is_explained)
 
-@contextmanager
-def _forwarding_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Hand every request to stop to the whole group: torchrun alone would not reach each rank in time."""
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        # torchrun dies of SIGUSR1 and orphans its ranks; to all of them a stop is a SIGTERM.
-        os.killpg(process.pid, signal.SIGTERM)
-
-    previous = {number: signal.signal(number, forward) for number in _FORWARDED_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    cause = min(failed, key=is_consequence)
+    outcome = told[cause.rank]
+    if outcome is not None:
+        return outcome if cause.rank == 0 else replace(outcome, message=f"rank {cause.rank}: {outcome.message}")
+    how = f"was killed by {signal.Signals(-cause.returncode).name}" if cause.returncode < 0 else "left no word"
+    return Outcome(EXIT_FAILED, f"rank {cause.rank} {how}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,18 @@ from typing import Any
 from lerobot_pipeline.backend.devices import peak_memory_gb
 from lerobot_pipeline.backend.runtime import StepResult
 from lerobot_pipeline.checkpoint import layout
+from lerobot_pipeline.checkpoint.weights import is_adapted
 from lerobot_pipeline.checkpoint.writer import CheckpointWriter, Snapshot
 from lerobot_pipeline.data.loading import scale_images
-from lerobot_pipeline.errors import RunFailure
+from lerobot_pipeline.phases import enter_phase
 from lerobot_pipeline.training.assembly import Run
 from lerobot_pipeline.training.console import TrainingProgress, metric_line
+from lerobot_pipeline.training.divergence import gradient_failure, loss_failure
+from lerobot_pipeline.training.interruption import StopVote
 from lerobot_pipeline.training.metrics import MetricWindow
+from lerobot_pipeline.training.run_lock import RunLock
 from lerobot_pipeline.training.tracking import MetricLog, Trackers
-from lerobot_pipeline.training.validation import held_out_loss, rollouts
+from lerobot_pipeline.training.validation import Abandoned, held_out_loss, rollouts
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +31,15 @@ logger = logging.getLogger(__name__)
 class TrainingLoop:
     """Runs a `Run` to its last step. Every rank runs the same loop; only the main one logs and writes."""
 
-    def __init__(self, run: Run, science: dict[str, Any]) -> None:
+    def __init__(self, run: Run, science: dict[str, Any], vote: StopVote, lock: RunLock | None = None) -> None:
+        """`lock` is what the main rank holds of the run directory."""
         self.run = run
         self.config = run.config
         self.runtime = run.runtime
         self.science = science
+        self.vote = vote
+        self.lock = lock
+        self._saved_step = run.progress.step
         self.run_dir = Path(run.config.output_dir or ".")
         self.writer = CheckpointWriter(self.run_dir, run.runtime, run.config.steps)
         self.window = MetricWindow()
@@ -54,22 +63,27 @@ class TrainingLoop:
         self.run.policy.train()
         log = MetricLog(self.run_dir, self.step) if self.runtime.is_main else None
         trackers = Trackers(self.config, self.config.job_name or self.run_dir.name) if self.runtime.is_main else None
-        with TrainingProgress(self.config.steps, self.step, self.runtime.is_main) as bar:
-            while not self._has_ended():
-                self._one_step()
-                bar.advance()
-                if self.config.log_freq > 0 and self.step % self.config.log_freq == 0:
-                    self._log(log, trackers, bar)
-                self._save_when_due()
-                self._look(log, trackers)
-        if trackers is not None:
-            trackers.finish()
+        try:
+            with TrainingProgress(self.config.steps, self.step, self.runtime.is_main) as bar:
+                while not self._has_ended():
+                    self.vote.begin()
+                    self._one_step()
+                    bar.advance()
+                    if self.config.log_freq > 0 and self.step % self.config.log_freq == 0:
+                        self._log(log, trackers, bar)
+                    self._save_when_due()
+                    self._look(log, trackers)
+                    self._stop_if_decided()
+        finally:
+            if trackers is not None:
+                trackers.finish()
 
     def _has_ended(self) -> bool:
         return self.step >= self.config.steps or (self.step >= self.end and self.runtime.is_update_boundary)
 
     def _one_step(self) -> None:
         started = time.perf_counter()
+        enter_phase("batch")
         batch = next(self.run.batches)
         batch = self.run.preprocessor(scale_images(batch, self._camera_keys))
         loaded = time.perf_counter()
@@ -80,7 +94,16 @@ class TrainingLoop:
         if result.did_update:
             self._after_update()
         self._advance()
-        self._measure(loss, outputs, result, loaded - started, time.perf_counter() - loaded)
+        ended = time.perf_counter()
+        if (deadline := self.vote.request.deadline) is not None:
+            deadline.longest_step_s = max(deadline.longest_step_s, ended - started)
+        self._measure(loss, outputs, result, loaded - started, ended - loaded)
+        if result.was_skipped:
+            self.window.excuse()
+        if result.has_diverged:
+            self._require_finite()
+            raise gradient_failure(self.run)
+        enter_phase("step")
 
     def _clip_norm(self) -> float:
         assert self.config.optimizer is not None
@@ -99,7 +122,7 @@ class TrainingLoop:
         )
 
     def _measure(self, loss: Any, outputs: Any, result: StepResult, data_s: float, update_s: float) -> None:
-        self.window.add_loss(loss)
+        self.window.add_loss(loss, self.step)
         self.window.add_outputs(outputs)
         if result.grad_norm is not None:
             self.window.add("grad_norm", result.grad_norm)
@@ -107,9 +130,11 @@ class TrainingLoop:
         self.window.add("update_s", update_s)
 
     def _log(self, log: MetricLog | None, trackers: Trackers | None, bar: TrainingProgress) -> None:
-        self._require_finite()
+        if self.runtime.is_update_boundary:
+            self._require_finite()
         values = self.window.reduce(self.runtime)
-        self.last_loss = values["loss"]
+        # A window of nothing but overflows has no loss.
+        self.last_loss = values.get("loss")
         values |= {
             "lr": float(self.run.optimizer.param_groups[0]["lr"]),
             "epoch": self.run.stream.epoch_of(self.run.progress.cursor),
@@ -121,7 +146,8 @@ class TrainingLoop:
         if (memory_gb := peak_memory_gb(self.runtime.device)) is not None:
             values["peak_memory_gb"] = memory_gb
         self._tell("train", log, trackers, values)
-        bar.note(f"loss {values['loss']:.4f}")
+        if self.last_loss is not None:
+            bar.note(f"loss {self.last_loss:.4f}")
         if self.runtime.is_main:
             logger.info("%s", metric_line(self.step, self.config.steps, values))
 
@@ -141,8 +167,12 @@ class TrainingLoop:
     def save(self) -> None:
         """Write a checkpoint of the run as it stands. Collective, at an update boundary."""
         self._require_finite()
+        if self.lock is not None:
+            self.lock.require_held()
+        started = time.perf_counter()
+        enter_phase("save")
         run, ema = self.run, self.run.ema
-        weights = self.runtime.gather_weights(run.policy)
+        weights = self.runtime.gather_weights(run.policy, only_trainable=is_adapted(run.bare_policy))
         path = self.writer.save(
             Snapshot(
                 policy=run.bare_policy,
@@ -158,21 +188,37 @@ class TrainingLoop:
                 ema_updates=ema.num_updates if ema is not None else 0,
             )
         )
+        self._saved_step = self.step
+        if (deadline := self.vote.request.deadline) is not None:
+            deadline.longest_save_s = max(deadline.longest_save_s, time.perf_counter() - started)
         if self.runtime.is_main:
             logger.info("saved %s", path)
 
+    def _stop_if_decided(self) -> None:
+        """Save and end the run if it is to stop. Collective; in the midst of an update it goes on to its end."""
+        if not self.vote.is_decided() or not self.runtime.is_update_boundary or self._has_ended():
+            return
+        if not self.config.save_checkpoint:
+            raise self.vote.stopped(f"stopped after step {self.step}, of which --save_checkpoint=false keeps nothing")
+        if self._saved_step != self.step:
+            self.save()
+        raise self.vote.stopped(f"stopped after step {self.step} of {self.config.steps}, saved in {self.run_dir}")
+
     def _require_finite(self) -> None:
-        if not self.window.is_finite(self.runtime):
-            raise RunFailure(
-                f"the loss stopped being finite before step {self.step}; nothing was saved after it "
-                f"(newest checkpoint: {self.run_dir / layout.CHECKPOINTS / layout.LAST}); lower --optimizer.lr or look "
-                "at the data"
-            )
+        if bad_steps := self.window.first_bad_steps(self.runtime):
+            raise loss_failure(self.run, bad_steps)
 
     def _look(self, log: MetricLog | None, trackers: Trackers | None) -> None:
+        # What is given up leaves no line; the run stops right after.
+        with suppress(Abandoned):
+            self._look_at_policy(log, trackers)
+
+    def _look_at_policy(self, log: MetricLog | None, trackers: Trackers | None) -> None:
         config = self.config
         if self.run.data.held_out is not None and config.eval_steps > 0 and self.step % config.eval_steps == 0:
-            self._tell("held_out", log, trackers, {"loss": held_out_loss(self.run)})
+            enter_phase("evaluation")
+            self._tell("held_out", log, trackers, {"loss": held_out_loss(self.run, self.vote)})
         if config.env is not None and config.env_eval_freq > 0 and self.step % config.env_eval_freq == 0:
             videos_dir = self.run_dir / "eval" / f"videos_step_{layout.step_name(self.step, config.steps)}"
-            self._tell("rollout", log, trackers, rollouts(self.run, videos_dir))
+            enter_phase("evaluation")
+            self._tell("rollout", log, trackers, rollouts(self.run, videos_dir, self.vote))

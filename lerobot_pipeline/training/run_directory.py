@@ -6,6 +6,7 @@ import re
 import time
 import unicodedata
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,20 @@ from typing import Any
 from lerobot_pipeline import files
 from lerobot_pipeline.checkpoint import layout
 from lerobot_pipeline.checkpoint.reader import Found
-from lerobot_pipeline.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from lerobot_pipeline.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    EXIT_WRONG_USE,
+    PipelineError,
+    UsageError,
+)
 
 ATTEMPTS = "attempts"
 OUTCOME = "outcome.json"
+OUTCOMES = {EXIT_DONE: "done", EXIT_STOPPED: "resume", EXIT_FAILED: "broken", EXIT_WRONG_USE: "wrong use"}
+"""Exit code -> its word: `resume` means that the same command goes on, `broken` that somebody should look first."""
+
 ATTEMPT_VARIABLE = "LEROBOT_PIPELINE_ATTEMPT"
 """Set by the launcher for the ranks: the directory of this attempt."""
 
@@ -24,6 +35,12 @@ ATTEMPT_VARIABLE = "LEROBOT_PIPELINE_ATTEMPT"
 def default_run_dir(job_name: str) -> Path:
     """Return a fresh run directory for a run that was given none."""
     return Path("outputs/train") / datetime.now().strftime("%Y-%m-%d") / f"{time.strftime('%H-%M-%S')}_{slug(job_name)}"
+
+
+def run_dir_of(path: Path) -> Path:
+    """Return the run directory that a path into it (a checkpoint, its train_config.json, `last`) belongs to."""
+    path = path.resolve()
+    return next((parent.parent for parent in [path, *path.parents] if parent.name == layout.CHECKPOINTS), path)
 
 
 def slug(name: str) -> str:
@@ -57,20 +74,64 @@ def new_attempt(run_dir: Path) -> Path:
     root = run_dir / ATTEMPTS
     root.mkdir(parents=True, exist_ok=True)
     numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()]
-    attempt = root / str(max(numbers, default=0) + 1)
-    attempt.mkdir()
-    return attempt
+    number = max(numbers, default=0) + 1
+    while True:
+        attempt = root / str(number)
+        try:
+            attempt.mkdir()
+            return attempt
+        except FileExistsError:
+            # Another start was faster; the lock decides which of the two trains.
+            number += 1
 
 
-def write_outcome(attempt: Path, exit_code: int, message: str) -> None:
-    """Record how an attempt ended, for a launcher whose ranks' exit codes torchrun has flattened."""
-    files.write_json(attempt / OUTCOME, {"exit_code": exit_code, "message": message})
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt, or one rank of it, ended."""
+
+    exit_code: int
+    message: str
+    is_explained: bool = True
+    """Whether an error of this package says why; others may only follow from what happened to another rank."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Outcome:
+        """Return what an exception means."""
+        if isinstance(error, PipelineError):
+            return cls(error.exit_code, " ".join(str(error).split()))
+        return cls(EXIT_FAILED, f"{type(error).__name__}: {' '.join(str(error).split())}", is_explained=False)
+
+    def write(self, attempt: Path, rank: int | None = None) -> None:
+        """Record it in the attempt's directory, as the attempt's own or as that of one rank."""
+        files.write_json(attempt / _outcome_name(rank), {"outcome": OUTCOMES[self.exit_code], **asdict(self)})
+
+    @classmethod
+    def read(cls, attempt: Path, rank: int | None = None) -> Outcome | None:
+        """Return what was recorded, None where nothing was."""
+        try:
+            stored = files.read_json(attempt / _outcome_name(rank))
+            return cls(int(stored["exit_code"]), str(stored["message"]), bool(stored["is_explained"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
 
-def read_outcome(attempt: Path, returncode: int) -> tuple[int, str]:
-    """Return the exit code and message of an attempt; one that left no word was killed."""
-    try:
-        outcome = files.read_json(attempt / OUTCOME)
-        return int(outcome["exit_code"]), str(outcome["message"])
-    except (OSError, ValueError, KeyError):
-        return (EXIT_DONE, "") if returncode == 0 else (EXIT_FAILED, f"the training processes ended with {returncode}")
+class Attempt:
+    """The record of one start of a run, kept in `attempts/<n>/`."""
+
+    def __init__(self, directory: Path | None, rank: int) -> None:
+        self.directory = directory
+        """Given by a launcher; otherwise the main rank makes one, as soon as the run directory is its own."""
+        self.rank = rank
+
+    def open_in(self, run_dir: Path) -> None:
+        """Make the next attempt of a run directory this one's, unless a launcher made one."""
+        self.directory = self.directory or new_attempt(run_dir)
+
+    def end(self, outcome: Outcome) -> None:
+        """Record how this rank ended; how the main one did is how the attempt did, if nobody knows better."""
+        if self.directory is not None and (self.rank == 0 or outcome.exit_code != EXIT_DONE):
+            outcome.write(self.directory, self.rank or None)
+
+
+def _outcome_name(rank: int | None) -> str:
+    return OUTCOME if rank is None else f"outcome-rank-{rank}.json"

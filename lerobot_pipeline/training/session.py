@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 from lerobot_pipeline import files
 from lerobot_pipeline.backend.launch import is_main_rank, world_size
 from lerobot_pipeline.backend.runtime import Runtime
+from lerobot_pipeline.backend.signals import SignalListener
 from lerobot_pipeline.checkpoint import layout
 from lerobot_pipeline.checkpoint.reader import Found, find_checkpoint, newest_checkpoint
 from lerobot_pipeline.checkpoint.state import load_progress
 from lerobot_pipeline.checkpoint.writer import CheckpointWriter
+from lerobot_pipeline.config.attempt import AttemptOptions
 from lerobot_pipeline.config.building import build_train_config
 from lerobot_pipeline.config.publish import PublishConfig, PublishedPolicyConfig
 from lerobot_pipeline.config.reader import Tree, merge
@@ -24,11 +27,15 @@ from lerobot_pipeline.config.science import science_of
 from lerobot_pipeline.config.train import TrainConfig
 from lerobot_pipeline.data.loading import find_dataset
 from lerobot_pipeline.errors import UsageError
+from lerobot_pipeline.phases import enter_phase
 from lerobot_pipeline.publishing.publish import check_target, publish_checkpoint
+from lerobot_pipeline.training.adapting import require_public_base
 from lerobot_pipeline.training.assembly import assemble
 from lerobot_pipeline.training.banner import log_banner
+from lerobot_pipeline.training.interruption import StopRequest, StopVote, find_deadline
 from lerobot_pipeline.training.loop import TrainingLoop
-from lerobot_pipeline.training.run_directory import default_run_dir, require_same_science
+from lerobot_pipeline.training.run_directory import Attempt, default_run_dir, require_same_science, run_dir_of
+from lerobot_pipeline.training.run_lock import RunLock
 from lerobot_pipeline.training.summary import summarize
 
 logger = logging.getLogger(__name__)
@@ -44,6 +51,9 @@ class Plan:
     dataset_root: Path
     """Where the dataset's files are; it was looked over there."""
 
+    newest_seen: list[str]
+    """Name of the run's newest checkpoint, whole or not, when the plan was made; empty without any."""
+
     @property
     def run_dir(self) -> Path:
         """The run directory."""
@@ -55,29 +65,46 @@ class Plan:
         return self.found is not None and load_progress(self.found.state_dir).step >= self.config.steps
 
 
-def train(request: TrainRequest) -> None:
-    """Train what was asked for and write the summary. Collective: every rank calls it."""
+def train(request: TrainRequest, signals: SignalListener, attempt: Attempt) -> None:
+    """Train what was asked for and write the summary. Collective: every rank calls it.
+
+    Raises:
+        Stopped: a signal or a deadline ended the run early, with everything saved.
+    """
     plan = make_plan(request)
     if is_main_rank() and (publication := _publication(plan)) is not None:
-        # A missing token or right is found now, not after days of training.
+        # A missing token, right or base is found now, not after days of training.
+        require_public_base(plan.config)
         check_target(publication)
-    runtime = Runtime.from_config(plan.config)
-    try:
-        # A default name holds the time of day, which differs from rank to rank.
-        plan.config.output_dir = Path(runtime.broadcast(str(plan.run_dir)))
+    with ExitStack() as held:
+        with closing(Runtime.from_config(plan.config)) as runtime:
+            vote = StopVote(StopRequest(signals), runtime)
+            vote.stop_before_the_start()
+            # A default name holds the time of day, which differs from rank to rank.
+            plan.config.output_dir = Path(runtime.broadcast(str(plan.run_dir)))
+            lock = _lock_run_dir(plan, runtime, request.attempt)
+            if lock is not None:
+                held.callback(lock.release)
+                attempt.open_in(plan.run_dir)
+                vote.request.deadline = find_deadline(request.attempt)
+            plan = _as_it_stands_now(plan, runtime, request)
+            if runtime.is_main:
+                _prepare_run_dir(plan, runtime)
+            runtime.barrier()
+            if plan.is_done:
+                logger.info("%s is trained to step %d already", plan.run_dir, plan.config.steps)
+            else:
+                _train_from_there(plan, runtime, vote, lock)
         if runtime.is_main:
-            _prepare_run_dir(plan, runtime)
-        runtime.barrier()
-        if plan.is_done:
-            logger.info("%s is trained to step %d already", plan.run_dir, plan.config.steps)
-        else:
-            run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
-            log_banner(run)
-            TrainingLoop(run, plan.science).train()
-    finally:
-        runtime.close()
-    if runtime.is_main:
-        _conclude(plan, runtime, request)
+            _conclude(plan, runtime, request)
+
+
+def _train_from_there(plan: Plan, runtime: Runtime, vote: StopVote, lock: RunLock | None) -> None:
+    enter_phase("assembly")
+    run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
+    vote.stop_before_the_start()
+    log_banner(run)
+    TrainingLoop(run, plan.science, vote, lock).train()
 
 
 def make_plan(request: TrainRequest) -> Plan:
@@ -87,6 +114,7 @@ def make_plan(request: TrainRequest) -> Plan:
         UsageError: among others, where the run directory holds a run of another config.
     """
     values = request.values
+    newest_seen = _newest_name(request)
     if request.config_path is not None:
         found: Found | None = find_checkpoint(request.config_path)
         assert found is not None
@@ -104,7 +132,7 @@ def make_plan(request: TrainRequest) -> Plan:
     science = science_of(config.to_dict(), world_size())
     if found is not None and request.config_path is None:
         require_same_science(found, science, Path(config.output_dir))
-    return Plan(config, science, found, find_dataset(config))
+    return Plan(config, science, found, find_dataset(config), newest_seen)
 
 
 def _conclude(plan: Plan, runtime: Runtime, request: TrainRequest) -> None:
@@ -149,10 +177,18 @@ def _over_stored(found: Found, values: Tree) -> Tree:
         )
     stored = decode_train(without_stored_only(files.read_json(found.pretrained_dir / layout.TRAIN_CONFIG)))
     # The run goes on where its checkpoint lies, even if the directory was moved since.
+    if "peft" in values and merge(stored, values)["peft"] != stored.get("peft"):
+        raise UsageError("peft", "cannot be changed with --resume=true, which goes on with the checkpoint's adapter")
     stored["output_dir"] = str(found.step_dir.resolve().parent.parent)
     merged = merge(stored, {key: value for key, value in values.items() if key != "resume"})
     check_training(merged, complete=True)
     return merged
+
+
+def _newest_name(request: TrainRequest) -> list[str]:
+    given = request.values.get("output_dir")
+    run_dir = run_dir_of(request.config_path) if request.config_path is not None else given and Path(given)
+    return [path.name for path in layout.step_dirs(run_dir)][-1:] if run_dir else []
 
 
 def _newest_in(output_dir: str | None) -> Found | None:
@@ -164,11 +200,38 @@ def _newest_in(output_dir: str | None) -> Found | None:
     return newest_checkpoint(path)
 
 
+def _lock_run_dir(plan: Plan, runtime: Runtime, options: AttemptOptions) -> RunLock | None:
+    """Make and lock the run directory on the main rank. Collective: a refusal is every rank's.
+
+    Raises:
+        UsageError: the directory cannot be made, or another process trains there.
+    """
+    lock, refusal = None, None
+    if runtime.is_main:
+        try:
+            plan.run_dir.mkdir(parents=True, exist_ok=True)
+            lock = RunLock.take(plan.run_dir, options.override_lock)
+        except OSError as error:
+            refusal = ("output_dir", f"{plan.run_dir} cannot be made: {error.strerror}")
+        except UsageError as error:
+            refusal = (error.key, error.reason)
+    refusal = runtime.broadcast(refusal)
+    if refusal is not None:
+        raise UsageError(*refusal)
+    return lock
+
+
+def _as_it_stands_now(plan: Plan, runtime: Runtime, request: TrainRequest) -> Plan:
+    """Return a plan that knows what whoever held the lock before has saved after the first one was made. Collective."""
+    newest = runtime.broadcast([path.name for path in layout.step_dirs(plan.run_dir)][-1:])
+    if all(runtime.gather(plan.newest_seen == newest)):
+        return plan
+    anew = make_plan(request)
+    anew.config.output_dir = plan.run_dir
+    return anew
+
+
 def _prepare_run_dir(plan: Plan, runtime: Runtime) -> None:
-    try:
-        plan.run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError("output_dir", f"{plan.run_dir} cannot be made: {error.strerror}") from error
     CheckpointWriter(plan.run_dir, runtime, plan.config.steps).remove_leftovers()
     if plan.found is not None:
         for line in plan.found.passed_over:

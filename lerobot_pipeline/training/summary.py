@@ -42,6 +42,8 @@ def summarize(
         "seed": config.seed,
         "effective_batch_size": progress.effective_batch_size,
         **runtime.describe(),
+        # A run that was finished before had no policy in this process.
+        "parameters": files.read_json(found.state_dir / layout.TRAINING_STEP).get("parameters"),
         **collect_provenance(command),
     }
 

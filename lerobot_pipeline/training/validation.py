@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,21 @@ from lerobot.scripts.lerobot_eval import eval_policy_all
 from lerobot_pipeline.checkpoint.state import capture_random_state, restore_random_state
 from lerobot_pipeline.data.loading import make_held_out_batches, scale_images
 from lerobot_pipeline.training.assembly import Run
+from lerobot_pipeline.training.interruption import StopVote
 
 MAX_VIDEOS = 4
 
 
-def held_out_loss(run: Run) -> float:
-    """Return the loss over the held-out frames, each counted once over all ranks. Collective."""
+class Abandoned(Exception):
+    """The look at the policy was given up, on all ranks, because the run is to stop."""
+
+
+def held_out_loss(run: Run, vote: StopVote) -> float:
+    """Return the loss over the held-out frames, each counted once over all ranks. Collective.
+
+    Raises:
+        Abandoned: the run is to stop.
+    """
     runtime, dataset = run.runtime, run.data.held_out
     assert dataset is not None
     # Ranks that shard a policy gather it in every forward pass, so that all of them have to see equally many batches.
@@ -28,30 +37,53 @@ def held_out_loss(run: Run) -> float:
     totals = torch.zeros(2, dtype=torch.float64)
     with _looking(run):
         for batch in batches:
+            if _is_to_stop(run, vote):
+                break
             batch = run.preprocessor(scale_images(batch, dataset.meta.camera_keys))
             with runtime.autocast():
                 loss, _ = run.bare_policy(batch)
             num_samples = len(next(value for value in batch.values() if isinstance(value, torch.Tensor)))
             totals += torch.tensor([float(loss) * num_samples, num_samples], dtype=torch.float64)
+    if vote.is_decided_now():
+        raise Abandoned
     loss_sum, count = (sum(values) for values in zip(*runtime.gather(totals.tolist()), strict=True))
     return float(loss_sum / count)
 
 
-def rollouts(run: Run, videos_dir: Path) -> dict[str, float]:
+def rollouts(run: Run, videos_dir: Path, vote: StopVote) -> dict[str, float]:
     """Roll the policy out, and return the main rank's aggregate on every rank. Collective.
 
-    A policy that is whole acts on the main rank alone. A sharded one acts on every rank at once, from the same seeds,
-    since each of its steps is a collective; the main rank's results count.
+    A policy that is whole acts on the main rank alone; the others wait as long as it takes. A sharded one acts on every
+    rank at once, from the same seeds, since each of its steps is a collective; the main rank's results count.
+
+    Raises:
+        Abandoned: the run is to stop.
     """
     runtime = run.runtime
     acts = runtime.is_main or runtime.topology.is_sharded
-    aggregate = _roll_out(run, videos_dir if runtime.is_main else None) if acts else {}
+    aggregate: dict[str, float] = {}
+    with suppress(Abandoned):
+        aggregate = _roll_out(run, videos_dir if runtime.is_main else None, vote) if acts else {}
+    if vote.is_decided_now():
+        raise Abandoned
     shared: dict[str, float] = runtime.broadcast(aggregate)
     return shared
 
 
-def _roll_out(run: Run, videos_dir: Path | None) -> dict[str, float]:
+def _is_to_stop(run: Run, vote: StopVote) -> bool:
+    """Whether to give up here. Ranks that shard a policy have to agree: they go on together or not at all."""
+    return vote.is_decided_now() if run.runtime.topology.is_sharded else vote.request.reason() != 0
+
+
+def _roll_out(run: Run, videos_dir: Path | None, vote: StopVote) -> dict[str, float]:
     config = run.config
+
+    def preprocess(observation: Any) -> Any:
+        # Called before each step of the environments.
+        if _is_to_stop(run, vote):
+            raise Abandoned
+        return run.preprocessor(observation)
+
     env_preprocessor, env_postprocessor = make_env_pre_post_processors(env_cfg=config.env, policy_cfg=config.policy)
     envs = make_env(config.env, n_envs=config.eval.batch_size, use_async_envs=config.eval.use_async_envs)
     try:
@@ -61,7 +93,7 @@ def _roll_out(run: Run, videos_dir: Path | None) -> dict[str, float]:
                 policy=run.bare_policy,
                 env_preprocessor=env_preprocessor,
                 env_postprocessor=env_postprocessor,
-                preprocessor=run.preprocessor,
+                preprocessor=preprocess,
                 postprocessor=run.postprocessor,
                 n_episodes=config.eval.n_episodes,
                 videos_dir=videos_dir,

@@ -76,8 +76,10 @@ def _checks(config: VerifyConfig) -> Iterator[tuple[str, Callable[[], CheckResul
     yield "device", lambda: device_checks.check_device(facts, config.policy.device)
     yield "precision", lambda: device_checks.check_precision(facts, config.policy.device)
     yield "video", video_checks.check_video
-    yield "gloo all-reduce", process_checks.check_gloo
-    yield "accelerator all-reduce", lambda: process_checks.check_accelerator_library(facts)
+    processes = process_checks.ProcessChecks(facts)
+    yield "gloo all-reduce", processes.gloo
+    yield "accelerator all-reduce", processes.accelerator_library
+    yield "gradient parity", processes.gradient_parity
 
 
 def _told(name: str) -> AbstractContextManager[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from .recording import Recording
 
@@ -49,16 +50,21 @@ def largest_gradient_error(ours: Recording, reference: Recording) -> float:
 
 
 def differences(ours: Recording, reference: Recording) -> dict[str, float]:
-    """Return the largest differences of losses (one an update), gradient norms, weights and gradients."""
+    """Return the largest differences of losses (one an update), gradient norms, weights, averages and gradients."""
     losses = torch.tensor(_per_update(ours)) - torch.tensor(_per_update(reference))
     norms = torch.tensor(ours.grad_norms) / torch.tensor(reference.grad_norms) - 1
-    weights = [(ours.weights[name] - reference.weights[name]).abs().max() for name in reference.weights]
+    assert ours.averages.keys() == reference.averages.keys()
     return {
         "loss": float(losses.abs().max()),
         "grad_norm": float(norms.abs().max()),
-        "weights": float(torch.stack(weights).max()),
+        "weights": _largest_difference(ours.weights, reference.weights),
+        "averages": _largest_difference(ours.averages, reference.averages),
         "gradients": largest_gradient_error(ours, reference),
     }
+
+
+def _largest_difference(ours: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
+    return max((float((ours[name] - reference[name]).abs().max()) for name in reference), default=0.0)
 
 
 def _per_update(recording: Recording) -> list[float]:

@@ -12,7 +12,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-_TIMEOUT_S = 240
+_TIMEOUT_S = 500
+"""On a busy machine importing torch and lerobot alone takes minutes."""
 
 
 class RankPool:

@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lerobot_pipeline.backend.dtensors import gather_whole, local_part
 from lerobot_pipeline.backend.layouts import ShardedLayout
 from lerobot_pipeline.backend.runtime import Runtime
+from lerobot_pipeline.backend.signals import SignalListener
 from lerobot_pipeline.config.request import read_train_request
 from lerobot_pipeline.training.assembly import assemble
+from lerobot_pipeline.training.interruption import StopRequest, StopVote
 from lerobot_pipeline.training.loop import TrainingLoop
 from lerobot_pipeline.training.session import make_plan
 
@@ -31,6 +34,9 @@ class Recording:
 
     grad_norms: list[float] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
+    averages: dict[str, Tensor] = field(default_factory=dict)
+    """The whole state dict with averaged weights, where a run keeps an average."""
+
     indices: list[list[int]] = field(default_factory=list)
     """One a step: the dataset rows that this rank was given."""
 
@@ -78,6 +84,28 @@ class MissingReplicaReduce(RecordingRuntime):
         return super().prepare(policy, make_optimizer)
 
 
+class UnaveragedWholeGradients(RecordingRuntime):
+    """Planted fault: what is kept whole beside shards is trained by each rank alone."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.layout.complete_gradients = lambda: None  # type: ignore[method-assign]
+
+
+class NormOfShardsOnly(RecordingRuntime):
+    """Planted fault: what is kept whole beside shards is left out of the global norm."""
+
+    def _clip(self, policy: nn.Module, max_grad_norm: float) -> Tensor:
+        whole = [p for p in policy.parameters() if p.grad is not None and not isinstance(p.grad, DTensor)]
+        kept = [p.grad for p in whole]
+        for parameter in whole:
+            parameter.grad = None
+        grad_norm = super()._clip(policy, max_grad_norm)
+        for parameter, gradient in zip(whole, kept, strict=True):
+            parameter.grad = gradient
+        return grad_norm
+
+
 class LocalNormClipping(RecordingRuntime):
     """Planted fault: each rank clips by the norm of what it holds itself."""
 
@@ -110,12 +138,13 @@ def record_training(arguments: list[str], runtime_class: type[RecordingRuntime] 
     plan.run_dir.mkdir(parents=True, exist_ok=True)
     try:
         run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
-        loop = TrainingLoop(run, plan.science)
+        loop = TrainingLoop(run, plan.science, StopVote(StopRequest(SignalListener()), runtime))
         run.batches = _remembering(run.batches, recording)
         _watch_losses(loop, recording)
         loop.train()
         state = run.bare_policy.state_dict()
         recording.weights = {name: gather_whole(value).detach().clone() for name, value in state.items()}
+        recording.averages = run.ema.over(recording.weights) if run.ema is not None else {}
     finally:
         runtime.close()
     return recording

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lerobot_pipeline.backend.devices import count_devices, detect_device, resolve_device
-from lerobot_pipeline.backend.launch import foreign_settings, guard_environment, rank_environment, training_command
+from lerobot_pipeline.backend.launch import foreign_settings, guard_environment, rank_environments
 from lerobot_pipeline.backend.parallelism import ParallelismConfig
 from lerobot_pipeline.backend.precision import GradScalerConfig, Precision, require_supported, set_tf32
 from lerobot_pipeline.checkpoint.state import Progress
@@ -154,12 +154,17 @@ def test_settings_behind_the_config_are_refused_by_name(setting: dict[str, str])
     assert guard_environment(environment | {"LEROBOT_ALLOW_ACCELERATE_ENV": "1"}) == setting
 
 
-def test_one_process_needs_no_torchrun() -> None:
-    assert "torch.distributed.run" not in training_command(1, [])
-    assert "--nproc-per-node=3" in training_command(3, ["--steps=1"])
+def test_one_process_is_no_rank() -> None:
+    assert rank_environments(1, {"A": "b"}, port=5) == [{"A": "b"}]
+    ranks = rank_environments(2, {}, port=5)
+    named = [(rank["RANK"], rank["LOCAL_RANK"], rank["WORLD_SIZE"]) for rank in ranks]
+    assert named == [("0", "0", "2"), ("1", "1", "2")]
 
 
 def test_threads_are_divided_among_ranks() -> None:
-    assert rank_environment(4, {"OMP_NUM_THREADS": "8"})["OMP_NUM_THREADS"] == "2"
-    assert rank_environment(4, {"OMP_NUM_THREADS": "2"})["OMP_NUM_THREADS"] == "1"
-    assert "OMP_NUM_THREADS" not in rank_environment(4, {})
+    def threads(granted: dict[str, str]) -> set[str]:
+        return {rank["OMP_NUM_THREADS"] for rank in rank_environments(4, granted, port=5)}
+
+    assert threads({"OMP_NUM_THREADS": "8"}) == {"2"}
+    assert threads({"OMP_NUM_THREADS": "2"}) == {"1"}
+    assert threads({}) == {"1"}, "as torchrun does, whose runs are the same bit for bit"

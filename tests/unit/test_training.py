@@ -73,7 +73,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_saves_nothing(
     run_dir = tmp_path / "run"
     sgd = ["--optimizer.type=sgd", "--optimizer.lr=1e30", "--optimizer.grad_clip_norm=0", "--batch_size=2", "--steps=5"]
     assert main(["train", *tiny_act, *sgd, f"--output_dir={run_dir}"]) == 1
-    assert "the loss stopped being finite before step" in capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "the loss stopped being finite at step 2 on rank 0 (dataset samples "
+        in capsys.readouterr().err.splitlines()[-1]
+    )
     assert not list(run_dir.glob("checkpoints/0*"))
 
 

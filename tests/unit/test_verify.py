@@ -17,7 +17,7 @@ from lerobot_pipeline.verification.device_checks import check_device, check_prec
 from lerobot_pipeline.verification.diagnosis import diagnose
 from lerobot_pipeline.verification.facts import AcceleratorFacts, DeviceFile, observe_accelerators
 from lerobot_pipeline.verification.package_checks import check_plugins, check_versions, check_workflow
-from lerobot_pipeline.verification.process_checks import all_reduce
+from lerobot_pipeline.verification.process_checks import Outcome, judge_gradients, judge_sum, run_workers
 from lerobot_pipeline.verification.result import CheckResult, run_check
 from lerobot_pipeline.verification.system_checks import check_hub_token, check_shared_memory
 from lerobot_pipeline.verification.video_checks import check_video
@@ -123,15 +123,34 @@ def test_two_real_processes_agree_whatever_a_launcher_left_in_the_environment(
 ) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "7", "MASTER_ADDR": "nowhere.invalid"}.items():
         monkeypatch.setenv(name, value)
-    result = all_reduce("gloo")
-    assert result.status == "ok", result.detail
+    outcome = run_workers("gloo")
+    for result in (judge_sum("gloo", outcome), judge_gradients("gloo", outcome)):
+        assert result.status == "ok", result.detail
+    assert result.data["largest_relative_error"] < 1e-6
 
 
 def test_a_process_that_ends_badly_is_reported_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_checks, "_WORKER", "lerobot_pipeline.no_such_module")
-    result = all_reduce("gloo")
+    outcome = run_workers("gloo")
+    assert judge_gradients("gloo", outcome).status == "skip"
+    result = judge_sum("gloo", outcome)
     assert result.status == "fail"
     assert "no_such_module" in result.detail
+
+
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        ({"sum": 3.0, "gradient_fault": None, "gradient_error": float("nan")}, "largest relative error nan"),
+        ({"sum": 3.0, "gradient_fault": "RuntimeError: no", "gradient_error": None}, "breaks: RuntimeError: no"),
+    ],
+)
+def test_gradients_that_cannot_be_right_fail(report: dict[str, Any], told: str) -> None:
+    good = {"sum": 3.0, "gradient_fault": None, "gradient_error": 1e-8}
+    result = judge_gradients("gloo", Outcome([], 1.0, [report, good]))
+    assert result.status == "fail"
+    assert told in result.detail
+    assert judge_sum("gloo", Outcome([], 1.0, [good, good | {"sum": float("nan")}])).status == "fail"
 
 
 def test_a_video_is_really_encoded_and_decoded() -> None:
@@ -196,7 +215,8 @@ def test_the_report_and_the_exit_code_say_the_same(tmp_path: Path, capfd: pytest
     report = json.loads(report_path.read_text())
     assert report["status"] == "ok"
     statuses = {check["name"]: check["status"] for check in report["checks"]}
-    assert {statuses[name] for name in ("device", "video", "gloo all-reduce", "versions")} <= {"ok", "warn"}
+    looked_at = ("device", "video", "gloo all-reduce", "gradient parity", "versions")
+    assert {statuses[name] for name in looked_at} <= {"ok", "warn"}
     printed = capfd.readouterr().out
     assert all(name in printed for name in statuses)
     assert os.uname().nodename not in report_path.read_text()

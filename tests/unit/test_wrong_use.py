@@ -77,6 +77,18 @@ WRONG_USES: list[tuple[list[str], str]] = [
     ([*TRAIN, "--policy.path={tmp}"], "{tmp}/config.json is missing; name a checkpoint"),
     ([*TRAIN, "--dataset.streaming=true"], "dataset.streaming"),
     ([*TRAIN, "--job.target=a10g-small"], "job.target"),
+    ([*TRAIN, "--reward_model.type=sarm"], "reward_model: reward models are not trained by this engine"),
+    # PEFT
+    ([*TRAIN, "--peft.r=16"], "policy.path: is required with peft.*"),
+    ([*TRAIN, "--policy.use_peft=true"], "policy.path: is required with peft.*"),
+    ([*TRAIN, "--peft.r=0"], "peft.r: must be >= 1, got 0"),
+    ([*TRAIN, "--peft.lora_alpha=0"], "peft.lora_alpha: must be >= 1, got 0"),
+    ([*TRAIN, "--peft.method_type=QLORA"], "peft.method_type: must be one of LORA, LOHA"),
+    ([*TRAIN, "--peft.method_type=IA3"], "peft.method_type: must be one of LORA, LOHA"),
+    ([*TRAIN, "--peft.method_type=LOHA", "--peft.lora_alpha=8"], "peft.lora_alpha: is for LORA, not for LOHA"),
+    ([*TRAIN, "--peft.method_type=LOKR", "--peft.init_type=pissa"], "peft.init_type: is for LORA and MISS"),
+    ([*TRAIN, "--peft.rank=4"], "peft.rank: unknown key"),
+    ([*TRAIN, "--peft.r=4", "--policy.use_peft=false"], "policy.use_peft: is false, but peft.* asks for adapters"),
     # What is not there
     (["train", "--dataset.repo_id=a/b"], "policy.type: is required"),
     (["train", "--policy.type=act"], "dataset.repo_id: is required"),

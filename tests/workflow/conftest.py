@@ -32,14 +32,17 @@ def workflow_environment() -> dict[str, str]:
 
 @pytest.fixture
 def snakemake(tmp_path: Path) -> Snakemake:
-    """Return a function that runs the workflow in the test's directory and returns the finished process."""
+    """Return a function that runs the workflow in the test's directory and returns the finished process.
 
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    Its keywords are variables of the environment.
+    """
+
+    def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
         command = snakemake_command(tmp_path, *arguments)
         return subprocess.run(
             command,
             cwd=tmp_path,
-            env=workflow_environment(),
+            env=workflow_environment() | environment,
             # A dry run speaks on stdout, a real one on stderr.
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

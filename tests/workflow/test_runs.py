@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.hub_server import HubServer
 from tests.workflow.conftest import PROJECT, Snakemake, snakemake_command, workflow_environment
 
 EXPERIMENT = """
@@ -125,27 +127,53 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
     psutil.wait_procs(family, timeout=20)
 
 
-def test_the_whole_chain_runs_on_human_demonstrations(snakemake: Snakemake, tmp_path: Path, shared_data: Path) -> None:
-    """Check, train with images in two processes, evaluate, publish to a folder, tables, figures, report."""
+def test_the_whole_chain_runs_on_human_demonstrations_and_keeps_its_secrets(
+    snakemake: Snakemake, tmp_path: Path, shared_data: Path
+) -> None:
+    """Check, train with images in two processes, evaluate, publish to a local Hub, tables, figures, report."""
     path = tmp_path / "pusht_human.yaml"
     text = (PROJECT / "tests" / "workflow" / "pusht_human.yaml").read_text(encoding="utf-8")
     path.write_text(text.replace("../shared/data", str(shared_data)), encoding="utf-8")
-    result = snakemake("--configfile", path, "--config", "results=out")
-    assert result.returncode == 0, result.stdout
-
-    run = next(tmp_path.glob("out/pusht_human/act-*"))
-    summary = json.loads((run / "train.json").read_text(encoding="utf-8"))
-    assert summary["topology"]["world_size"] == 2
-    evaluation = json.loads((run / "eval.json").read_text(encoding="utf-8"))
-    assert evaluation["policy"]["weights_digest"] == summary["weights_digest"]
-    assert (run / "published" / "README.md").is_file()
-    assert "mean action" in (tmp_path / "out" / "tables" / "summary.md").read_text(encoding="utf-8")
-
-    assert "Nothing to be done" in snakemake("--configfile", path, "--config", "results=out").stdout
-    report = snakemake("--report", "report.html", "--configfile", path, "--config", "results=out")
+    edit(path, "target: folder}", 'target: hub, repo_id: "alice/{run}"}')
+    secrets = {"HF_TOKEN": "hf_" + "CanaryOfAlice" * 3, "WANDB_API_KEY": "c0ffee" * 6 + "c0ff"}
+    with HubServer() as hub:
+        hub.tokens[secrets["HF_TOKEN"]] = "write"
+        online = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_ENDPOINT": hub.endpoint}
+        environment = secrets | online | {"HF_HOME": str(tmp_path / "hf")}
+        flags = ("--configfile", path, "--config", "results=out")
+        result = snakemake(*flags, **environment)
+        assert result.returncode == 0, result.stdout
+        run = next(tmp_path.glob("out/pusht_human/act-*"))
+        summary = json.loads((run / "train.json").read_text(encoding="utf-8"))
+        assert summary["topology"]["world_size"] == 2
+        evaluation = json.loads((run / "eval.json").read_text(encoding="utf-8"))
+        assert evaluation["policy"]["weights_digest"] == summary["weights_digest"]
+        ((repo_id, repo),) = hub.repos.items()
+        receipt = json.loads((run / "publish.json").read_text(encoding="utf-8"))
+        assert (receipt["repo_id"], receipt["commit"]) == (repo_id, repo.head)
+        assert hashlib.sha256(repo.tree["model.safetensors"]).hexdigest() == summary["weights_digest"]
+        assert "mean action" in (tmp_path / "out" / "tables" / "summary.md").read_text(encoding="utf-8")
+        assert "Nothing to be done" in snakemake(*flags, **environment).stdout
+        report = snakemake("--report", "report.html", *flags, **environment)
     assert report.returncode == 0, report.stdout
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "rollouts.html" in page
     assert "learning_curves.svg" in page
     films = (tmp_path / "out" / "pusht_human" / "figures" / "rollouts.html").read_text(encoding="utf-8")
     assert films.count("<video") == 2
+
+    for secret in secrets.values():
+        assert secret not in result.stdout + report.stdout
+        assert files_with(secret, tmp_path) == []
+        assert not any(secret.encode() in content for content in repo.tree.values())
+    (tmp_path / ".snakemake" / "planted").write_text(secrets["HF_TOKEN"])
+    assert files_with(secrets["HF_TOKEN"], tmp_path) == [".snakemake/planted"]
+
+
+def files_with(secret: str, directory: Path) -> list[str]:
+    """Return the files below `directory`, hidden ones too, that hold `secret` in their content or their name."""
+    return [
+        path.relative_to(directory).as_posix()
+        for path in directory.rglob("*")
+        if path.is_file() and (secret in path.name or secret.encode() in path.read_bytes())
+    ]

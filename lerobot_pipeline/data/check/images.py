@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from lerobot_pipeline.data.check.finding import Finding
-from lerobot_pipeline.data.check.progress import follow
 from lerobot_pipeline.data.check.stored import StoredDataset
+from lerobot_pipeline.progress import follow
 
 _ROWS_AT_ONCE = 256
 _RESTORE = "restore the file from where the dataset came from"

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from lerobot_pipeline import files
-from lerobot_pipeline.data.check.progress import follow
 from lerobot_pipeline.data.check.statistics import faulty_features, readable_statistics
 from lerobot_pipeline.data.check.stored import STATISTICS_PATH, StoredDataset, read_columns
 from lerobot_pipeline.data.check.video import expected_times, read_frame_times
 from lerobot_pipeline.errors import RunFailure, UsageError
+from lerobot_pipeline.progress import follow
 
 Statistics = dict[str, np.ndarray]
 

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lerobot_pipeline.data.check.finding import Finding
-from lerobot_pipeline.data.check.progress import follow
 from lerobot_pipeline.data.check.stored import INDEX_COLUMNS, StoredDataset, read_columns
+from lerobot_pipeline.progress import follow
 
 _RESTORE = "restore the file from where the dataset came from"
 _DECLARE = "declare in meta/info.json what the file holds, or write the column again"

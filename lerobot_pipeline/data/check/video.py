@@ -12,8 +12,8 @@ import numpy as np
 
 from lerobot_pipeline.data.check.finding import Finding
 from lerobot_pipeline.data.check.images import declared_size, spread
-from lerobot_pipeline.data.check.progress import follow
 from lerobot_pipeline.data.check.stored import StoredDataset, VideoFile
+from lerobot_pipeline.progress import follow
 
 _RESTORE = "restore the file from where the dataset came from"
 _DECODE_FAULTS = (av.FFmpegError, OSError, ValueError, EOFError, IndexError)

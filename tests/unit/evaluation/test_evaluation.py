@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from lerobot_pipeline.evaluation.baselines import NearestDemonstration
 from lerobot_pipeline.evaluation.policies import load_policy, load_policy_config
 from lerobot_pipeline.evaluation.policy_files import find_policy_files
 from lerobot_pipeline.evaluation.results import aggregate
-from lerobot_pipeline.evaluation.rollouts import Actor, Episode, open_environments, play_episodes
-from lerobot_pipeline.files import fresh_directory
+from lerobot_pipeline.evaluation.rollouts import Actor, Episode, open_environments, play_batch, split_into_batches
+from lerobot_pipeline.files import digest_file, fresh_directory
+from tests.publishing_helpers import contents
 from tests.unit.evaluation.evaluating import EPISODE_STEPS, STATE_OBSERVATIONS, evaluate_policy, make_config
 
 
@@ -44,7 +46,8 @@ def test_episodes_are_those_of_lerobots_own_rollout(checkpoint: Path) -> None:
     evaluated = load_policy(files, load_policy_config(files, "cpu"), env_config)
     actor = Actor(policy=evaluated, preprocess=before, postprocess=after, autocast=nullcontext)
     with open_environments(env_config, batch_size=4) as envs:
-        ours = list(play_episodes(envs["pusht/0"], "pusht/0", actor, seeds))
+        (batch,) = split_into_batches("pusht/0", seeds, 4)
+        ours = play_batch(envs["pusht/0"], actor, batch)
     assert [episode.sum_reward for episode in ours] == pytest.approx(theirs["reward"].sum(dim=1).tolist(), abs=1e-7)
     assert [episode.max_reward for episode in ours] == pytest.approx(theirs["reward"].max(dim=1).values.tolist())
     assert any(episode.sum_reward > 0 for episode in ours)
@@ -83,7 +86,7 @@ def test_evaluating_twice_gives_the_same_result_and_leaves_nothing_stale(checkpo
     second, again = evaluate_policy(config)
     assert again == result_dir
     assert second == first
-    assert [path.name for path in (result_dir / "videos").iterdir()] == ["pusht-0-seed-1000.mp4"]
+    assert [path.name for path in (result_dir / "videos").iterdir()] == ["pusht-0-seed-1000-failure.mp4"]
     assert list(tmp_path.iterdir()) == [result_dir]
 
 
@@ -171,6 +174,27 @@ def test_vectorised_and_sequential_episodes_agree(shared_data: Path, tmp_path: P
     ]
     assert results[0]["episodes"] == results[1]["episodes"] == results[2]["episodes"]
     assert results[0]["aggregate"] == results[2]["aggregate"]
+
+
+def test_several_processes_give_the_result_of_one(checkpoint: Path, tmp_path: Path) -> None:
+    playing = {"n_episodes": 5, "batch_size": 2, "videos": 3}
+    alone, directory = evaluate_policy(make_config(tmp_path / "one", checkpoint, eval=playing))
+    shared, other = evaluate_policy(make_config(tmp_path / "two", checkpoint, eval=playing | {"num_processes": 2}))
+    assert shared == alone
+    assert contents(other) == contents(directory)
+
+
+def test_averaged_weights_are_evaluated_from_their_own_directory(damaged: Path, tmp_path: Path) -> None:
+    average = Path(shutil.copytree(damaged, damaged.parent / "pretrained_model_ema"))
+    weights = load_file(average / "model.safetensors")
+    save_file({name: tensor * 0.5 for name, tensor in weights.items()}, average / "model.safetensors")
+    paths = (damaged.parent, average)
+    trained, averaged = (
+        evaluate_policy(make_config(tmp_path, path, eval={"n_episodes": 1}))[0]["policy"]["weights_digest"]
+        for path in paths
+    )
+    assert trained == digest_file(damaged / "model.safetensors")
+    assert averaged == digest_file(average / "model.safetensors") != trained
 
 
 def test_a_runs_summary_tells_the_dataset_of_the_weights_that_it_names(damaged: Path, tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lerobot.envs.configs import AlohaEnv, HubEnvConfig
+from lerobot.envs.configs import AlohaEnv, HubEnvConfig, LiberoEnv
 from safetensors.torch import load_file, save_file
 
 from lerobot_pipeline.checkpoint.manifest import write_manifest
@@ -16,8 +17,10 @@ from lerobot_pipeline.cli import main
 from lerobot_pipeline.config.eval import (
     EvalConfig,
     EvaluatedPolicyConfig,
+    InferencePrecisionConfig,
 )
 from lerobot_pipeline.errors import UsageError
+from lerobot_pipeline.evaluation.policies import offered_features
 from lerobot_pipeline.evaluation.policy_files import find_policy_files
 from lerobot_pipeline.evaluation.rollouts import open_environments
 from lerobot_pipeline.files import digest_file
@@ -135,6 +138,7 @@ def test_a_checkpoint_from_another_device_is_evaluated_on_this_one(damaged: Path
         ({"eval": {"n_episodes": 0}}, "eval.n_episodes"),
         ({"eval": {"batch_size": 0}}, "eval.batch_size"),
         ({"eval": {"videos": 4}}, "eval.videos"),
+        ({"eval": {"num_processes": 0}}, "eval.num_processes"),
         ({"seed": -1}, "seed"),
         ({"baseline": "mean_action"}, "dataset.repo_id"),
     ],
@@ -157,9 +161,23 @@ def test_the_command_tells_wrong_use_in_one_line(capfd: pytest.CaptureFixture[st
     assert lines[0].startswith("lerobot-pipeline eval: policy.path: ")
 
 
+@pytest.mark.skipif(find_spec("gym_aloha") is not None, reason="gym-aloha is installed here")
 def test_a_simulator_that_is_not_installed_is_named() -> None:
     with pytest.raises(UsageError, match=r"env\.type: aloha needs a package"), open_environments(AlohaEnv(), 1):
         pass
+
+
+def test_half_precision_needs_a_gpu(checkpoint: Path, tmp_path: Path) -> None:
+    fp16 = InferencePrecisionConfig(mixed_precision="fp16")
+    with pytest.raises(UsageError, match=r"accelerator\.mixed_precision: fp16 needs a GPU"):
+        evaluate_policy(make_config(tmp_path, checkpoint, accelerator=fp16))
+
+
+def test_liberos_state_is_known_by_the_form_in_which_policies_read_it() -> None:
+    shapes = {name: feature.shape for name, feature in offered_features(LiberoEnv()).items()}
+    assert shapes["observation.state"] == (8,)
+    assert shapes["observation.images.image2"] == (3, 360, 360)
+    assert not any(name.startswith("observation.state.") for name in shapes)
 
 
 def test_code_from_the_hub_runs_only_when_it_is_trusted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -12,9 +13,11 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from lerobot.envs.configs import PushtEnv
 
+from lerobot_pipeline.config.eval import EvalConfig, EvaluatedPolicyConfig
+from lerobot_pipeline.errors import UsageError
 from lerobot_pipeline.evaluation import rollouts
 from lerobot_pipeline.evaluation.policies import EvaluatedPolicy
-from lerobot_pipeline.evaluation.rollouts import Actor, Episode, open_environments, play_episodes
+from lerobot_pipeline.evaluation.rollouts import Actor, Episode, open_environments, play_batch, split_into_batches
 
 
 class Countdown(gym.Env):
@@ -77,13 +80,18 @@ def make_actor(policy: torch.nn.Module) -> Actor:
     )
 
 
+def play_all(env: SyncVectorEnv, task: str, actor: Actor, seeds: list[int]) -> list[Episode]:
+    batches = split_into_batches(task, seeds, env.num_envs)
+    return [episode for batch in batches for episode in play_batch(env, actor, batch, num_recorded=2)]
+
+
 def play_countdown(
     policy: torch.nn.Module, batch_size: int, seeds: list[int], mode: AutoresetMode = AutoresetMode.SAME_STEP
 ) -> list[Episode]:
     env = SyncVectorEnv([Countdown] * batch_size, autoreset_mode=mode)
     rollouts._freeze_ended_episodes(env)
     try:
-        return list(play_episodes(env, "countdown/0", make_actor(policy), seeds, num_recorded=2))
+        return play_all(env, "countdown/0", make_actor(policy), seeds)
     finally:
         env.close()
 
@@ -115,6 +123,78 @@ def test_a_stochastic_policys_episode_depends_on_its_seed_alone() -> None:
     backwards = {episode.seed: episode.sum_reward for episode in play_countdown(Noise(), 1, [23, 21])}
     assert backwards == {seed: forwards[seed] for seed in (23, 21)}
     assert len(set(forwards.values())) == 4
+
+
+class KeyedToReset(torch.nn.Module):
+    """Its queue of actions is made at the reset and names it: an action of another reset shows."""
+
+    num_resets = 0
+
+    def reset(self) -> None:
+        self.num_resets += 1
+        self.queue = [self.num_resets * 1000 + step for step in range(50)]
+
+    def select_action(self, observation: dict[str, Any]) -> torch.Tensor:
+        return torch.full((len(observation["observation.state"]), 1), float(self.queue.pop(0)))
+
+
+def test_every_action_belongs_to_its_own_episode_over_several_tasks() -> None:
+    policy = KeyedToReset()
+    seeds = [14, 13, 12]
+    for task in ("countdown/0", "countdown/1"):
+        env = SyncVectorEnv([Countdown])
+        rollouts._freeze_ended_episodes(env)
+        for episode in play_all(env, task, make_actor(policy), seeds):
+            # The rewards are the actions: this reset's, from the first one on, and no other's.
+            key = policy.num_resets - len(seeds) + seeds.index(episode.seed) + 1
+            assert episode.task == task
+            assert episode.sum_reward == sum(key * 1000 + step for step in range(episode.num_steps))
+    assert policy.num_resets == 2 * len(seeds)
+
+
+def test_threads_over_one_policy_cannot_be_asked_for(tmp_path: Path) -> None:
+    env = PushtEnv(obs_type="environment_state_agent_pos", max_parallel_tasks=2)
+    with pytest.raises(UsageError, match=r"env\.max_parallel_tasks: .*--eval\.num_processes"):
+        EvalConfig(env=env, policy=EvaluatedPolicyConfig(path="anything"), output_dir=tmp_path)
+
+
+class Listed(Countdown):
+    """Has a list of initial states, as LIBERO has, and takes the next one at each reset."""
+
+    init_state_id = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict]:
+        observation, info = super().reset(seed=seed, options=options)
+        self.state = self.init_state_id
+        self.init_state_id += 1
+        return observation, info
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, float(self.state), terminated, truncated, info
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_an_episodes_initial_state_is_that_of_its_number(batch_size: int) -> None:
+    env = SyncVectorEnv([Listed] * batch_size)
+    rollouts._freeze_ended_episodes(env)
+    batches = split_into_batches("listed/0", list(range(20, 26)), batch_size)
+    # Another process may play any of the batches, in any order.
+    played = [play_batch(env, make_actor(SumOfState()), batch) for batch in reversed(batches)]
+    numbers = {episode.seed: episode.max_reward for batch in played for episode in batch}
+    assert numbers == {seed: seed - 20 for seed in range(20, 26)}
+
+
+def test_an_episode_ends_at_the_configured_length() -> None:
+    env = SyncVectorEnv([Countdown])
+    (batch,) = split_into_batches("countdown/0", [14], 1)
+    assert [play_batch(env, make_actor(SumOfState()), batch, limit)[0].num_steps for limit in (2, None)] == [2, 5]
+
+
+def test_a_simulator_that_asks_a_question_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "make_env", lambda *_, **__: input("Where do you keep your data sets? "))
+    with pytest.raises(UsageError, match=r"env\.type: pusht asks a question"), open_environments(PushtEnv(), 1):
+        pass
 
 
 def test_environments_are_closed_when_playing_fails(monkeypatch: pytest.MonkeyPatch) -> None:

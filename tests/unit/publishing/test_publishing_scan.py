@@ -62,6 +62,9 @@ SECRETS: dict[str, tuple[str, str]] = {
     "hub token": ("hf_" + "Qw3rTy" * 5, "a Hugging Face token"),
     "token of this user": ("unusual-form-of-token", "the value of HF_TOKEN"),
     "wandb key": ("0123456789abcdef" * 2 + "01234567", "the value of WANDB_API_KEY"),
+    "aws key": ("AKIA" + "Q4RT7YUI" * 2, "an AWS access key"),
+    "github token": ("ghp_" + "a1B2c3" * 6, "a GitHub token"),
+    "private key": ("-----BEGIN OPENSSH PRIVATE KEY-----", "a private key"),
     "new wandb key": ("wandb_v1_" + "Ab3" * 10, "a Weights & Biases key"),
     "home": (str(Path.home() / "notes"), "the home directory"),
     "path": ("/scratch/group/data", "an absolute path"),
@@ -91,6 +94,52 @@ def test_planted_secret_stops_everything_and_is_not_repeated(
     assert place in message
     assert kind in message
     assert text not in message
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_planted_secret_in_an_adapter_or_an_evaluation_stops_everything(
+    to_folder: Callable[..., PublishConfig],
+    policy_dir: Path,
+    evaluation: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    secret: str,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRETS["token of this user"][0])
+    monkeypatch.setenv("WANDB_API_KEY", SECRETS["wandb key"][0])
+    monkeypatch.setenv("USER", "carla-mueller")
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-seventeen.cluster")
+    text, kind = SECRETS[secret]
+    clean = read_json(evaluation)
+    write_json(evaluation, clean | {"provenance": {"command": ["lerobot-pipeline", f"--job_name=x {text}"]}})
+    message = refusal(to_folder(evaluation=evaluation))
+    assert "README.md" in message
+    assert kind in message
+    (policy_dir / "model.safetensors").rename(policy_dir / "adapter_model.safetensors")
+    adapter = {"base_model_name_or_path": "lab/act-base", "note": f"see {text} there"}
+    write_json(policy_dir / "adapter_config.json", adapter)
+    message = refusal(to_folder())
+    assert "adapter_config.json (note)" in message
+    assert kind in message
+    assert text not in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type": "act", "%s": {"a": 1}}',
+        '{"type": "act", "%s": []}',
+        '{"type": "act", "note": "%s", "note": "the second one wins"}',
+    ],
+    ids=["key of an object", "key of nothing", "repeated key"],
+)
+@pytest.mark.parametrize("secret", [TOKEN, "/scratch/group/data"])
+def test_secret_is_found_wherever_json_can_hold_one(
+    to_folder: Callable[..., PublishConfig], policy_dir: Path, text: str, secret: str
+) -> None:
+    (policy_dir / "config.json").write_text(text % secret)
+    message = refusal(to_folder())
+    assert "config.json" in message
+    assert TOKEN not in message
 
 
 def test_token_in_tensor_data_stops_everything(to_folder: Callable[..., PublishConfig], policy_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""Progress bars for the checks that take long; silent where nobody watches."""
+"""Progress bars for work that takes long; silent where nobody watches."""
 
 from __future__ import annotations
 

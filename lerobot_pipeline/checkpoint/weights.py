@@ -1,0 +1,92 @@
+"""What a checkpoint stores of a policy: all of its weights or, where PEFT has adapted it, the adapter alone."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from lerobot_pipeline import files
+from lerobot_pipeline.config.policy_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHTS
+from lerobot_pipeline.errors import UsageError
+
+ADAPTER = "default"
+"""PEFT's name of the one adapter that a policy has."""
+
+
+def is_adapted(policy: nn.Module) -> bool:
+    """Whether PEFT has wrapped a policy."""
+    return isinstance(policy, PeftModel)
+
+
+def stored_names(policy: nn.Module) -> dict[str, str]:
+    """Return what a checkpoint stores: name in its weights file -> name in the policy's state dict."""
+    state = policy.state_dict()
+    if not is_adapted(policy):
+        return {name: name for name in state}
+    # PEFT renames what it selects; which entry became which is seen by the tensors themselves.
+    names = {id(tensor): name for name, tensor in state.items()}
+    adapter = get_peft_model_state_dict(policy, state_dict=state, adapter_name=ADAPTER, save_embedding_layers=False)
+    return {stored: names[id(tensor)] for stored, tensor in adapter.items()}
+
+
+def save_weights(policy: Any, directory: Path, weights: dict[str, Tensor] | None = None) -> None:
+    """Write config and weights of a policy as LeRobot reads them.
+
+    Args:
+        policy: LeRobot's policy, or PEFT's around it.
+        weights: whole tensors under the policy's own names, at least of all that is stored; None takes the policy's.
+    """
+    if not is_adapted(policy):
+        policy.save_pretrained(directory, state_dict=weights)
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    policy.config.save_pretrained(directory)
+    weights = policy.state_dict() if weights is None else weights
+    adapter = {stored: weights[name].contiguous() for stored, name in stored_names(policy).items()}
+    save_file(adapter, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    files.write_json(directory / ADAPTER_CONFIG, _describe_adapter(policy))
+
+
+def read_weights(policy: nn.Module, directory: Path) -> dict[str, Tensor]:
+    """Return the weights that `save_weights` wrote, under the policy's own names.
+
+    Raises:
+        UsageError: an adapter has other tensors than this policy's.
+    """
+    if not is_adapted(policy):
+        return load_file(directory / WEIGHTS)
+    path = directory / ADAPTER_WEIGHTS
+    stored, names = load_file(path), stored_names(policy)
+    for odd, where in ((names.keys() - stored.keys(), "is missing in"), (stored.keys() - names.keys(), "is only in")):
+        if odd:
+            raise UsageError("config_path", f"{min(odd)} {where} {path}, which belongs to another adapter")
+    return {names[name]: tensor for name, tensor in stored.items()}
+
+
+def missing_parameters(policy: nn.Module, weights: Path) -> list[str]:
+    """Return the parameters that a weights file leaves at their random start, which LeRobot only logs."""
+    with safe_open(weights, framework="pt") as stored:
+        stored_keys = set(stored.keys())
+    names_of: dict[int, list[str]] = {}
+    for name, parameter in policy.named_parameters(remove_duplicate=False):
+        names_of.setdefault(id(parameter), []).append(name)
+    # Tied weights are stored once, under any of their names.
+    return [names[0] for names in names_of.values() if not stored_keys.intersection(names)]
+
+
+def _describe_adapter(policy: PeftModel) -> dict[str, Any]:
+    config = copy.copy(policy.peft_config[ADAPTER])
+    config.inference_mode = True
+    return {key: _plain(value) for key, value in sorted(config.to_dict().items())}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, set):
+        return sorted(value)
+    return str(value) if isinstance(value, Path) else value

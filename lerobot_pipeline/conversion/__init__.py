@@ -1,0 +1,1 @@
+"""Conversion of weights between DCP shards and one safetensors file, tensor by tensor, without torch and ranks."""

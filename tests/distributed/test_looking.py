@@ -1,0 +1,129 @@
+"""A policy is looked at while it trains, under every layout, and no rank gives up waiting for another."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from lerobot_pipeline.backend.exchange import Exchange
+from lerobot_pipeline.config.request import read_train_request
+from lerobot_pipeline.training import validation
+from lerobot_pipeline.training.assembly import assemble
+from lerobot_pipeline.training.loop import TrainingLoop
+from lerobot_pipeline.training.session import make_plan
+
+from .layouts import LAYOUTS, pool_of, run_under
+from .recording import Recording, RecordingRuntime
+
+TIME_OUT_S = 4
+ROLLOUT_S = 3 * TIME_OUT_S
+LOOKS = [
+    "--env.type=pusht",
+    "--env.obs_type=environment_state_agent_pos",
+    "--env.episode_length=6",
+    "--eval.n_episodes=2",
+    "--eval.batch_size=2",
+    "--env_eval_freq=1",
+    "--dataset.eval_split=0.25",
+    "--eval_steps=1",
+]
+
+
+class ImpatientExchange(Exchange):
+    """Planted fault: ranks wait in the collectives of the run's own process group."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size, self._group = world_size, torch.distributed.group.WORLD
+
+
+def train_with_looks(arguments: list[str], is_impatient: bool = False) -> tuple[list[dict[str, float]], float, bool]:
+    """Train while the process group's collectives give up after TIME_OUT_S and a rollout takes longer.
+
+    Returns:
+        what each look found, the last loss, and whether autocast was on while rolling out.
+    """
+    plan = make_plan(read_train_request(arguments))
+    runtime = RecordingRuntime.from_config(plan.config)
+    assert isinstance(runtime, RecordingRuntime)
+    runtime.recording = Recording()
+    if is_impatient:
+        runtime.exchange = ImpatientExchange(runtime.topology.world_size)
+    plan.run_dir.mkdir(parents=True, exist_ok=True)
+    found: list[dict[str, float]] = []
+    autocast: list[bool] = []
+    roll_out = validation._roll_out
+
+    def roll_out_slowly(*arguments: Any) -> dict[str, float]:
+        time.sleep(ROLLOUT_S)
+        with runtime.autocast():
+            autocast.append(torch.is_autocast_enabled("cpu"))
+        return roll_out(*arguments)
+
+    try:
+        run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
+        loop = TrainingLoop(run, plan.science)
+        loop._tell = lambda kind, log, trackers, values: found.append(values) if kind != "train" else None  # type: ignore
+        look = loop._look
+
+        def look_impatiently(*arguments: Any) -> None:
+            _set_time_out(TIME_OUT_S)
+            look(*arguments)
+            _set_time_out(120)
+
+        loop._look = look_impatiently  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(validation, "_roll_out", roll_out_slowly)
+            loop.train()
+        assert loop.last_loss is not None
+        return found, loop.last_loss, any(autocast)
+    finally:
+        runtime.close()
+
+
+def _set_time_out(seconds: float) -> None:
+    if torch.distributed.is_initialized():
+        _set_pg_timeout(timedelta(seconds=seconds), torch.distributed.group.WORLD)
+
+
+@pytest.fixture
+def looking_act(exact_act: list[str], pusht_state_dataset: Path) -> list[str]:
+    flags = [flag for flag in exact_act if not flag.startswith("--dataset.root")]
+    return [*flags, *LOOKS, f"--dataset.root={pusht_state_dataset}", "--optimizer.type=sgd", "--optimizer.lr=0.1"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "mixed_precision"), [("DDP 2", "no"), ("FSDP2 2", "no"), ("FSDP2 2", "bf16"), ("HSDP 2x2", "no")]
+)
+def test_every_rank_looks_and_none_gives_up(
+    layout: str, mixed_precision: str, looking_act: list[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    flags = [*looking_act, "--steps=2", f"--accelerator.mixed_precision={mixed_precision}"]
+    flags += [f"--batch_size={4 // LAYOUTS[layout].world_size}", f"--output_dir={tmp_path / 'run'}"]
+    results = run_under(layout, request, train_with_looks, flags)
+    found, loss, _ = results[0]
+    assert [sorted(values) == ["loss"] for values in found] == [True, False, True, False]
+    for ours, *_ in results:
+        assert ours == found, "every rank knows what was found"
+    is_sharded = layout != "DDP 2"
+    assert not (is_sharded and any(result[2] for result in results)), "sharding's policy rules alone"
+    if mixed_precision == "no" and layout != "HSDP 2x2":
+        flags = [*looking_act, "--steps=2", "--batch_size=4", f"--output_dir={tmp_path / 'one'}"]
+        (alone, loss_alone, _), *_ = run_under("single", request, train_with_looks, flags)
+        assert loss == pytest.approx(loss_alone, abs=1e-5)
+        for ours, reference in zip(found, alone, strict=True):
+            for name in ("loss", "avg_sum_reward", "avg_max_reward", "pc_success"):
+                assert ours.get(name) == pytest.approx(reference.get(name), abs=1e-4)
+
+
+def test_ranks_that_wait_in_the_process_group_give_up(
+    looking_act: list[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    flags = [*looking_act, "--steps=2", "--batch_size=2", f"--output_dir={tmp_path / 'run'}"]
+    with pytest.raises(RuntimeError, match=r"(?i)timed out|timeout|closed"):
+        pool_of("DDP 2", request).run(train_with_looks, flags, True)
