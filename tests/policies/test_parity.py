@@ -17,7 +17,7 @@ from .training import SHARE, PolicyRecording, record_policy
 
 TOLERANCE = 1e-5
 SMALL_PART = 1e-2
-"""A tensor's gradient below this part of the whole gradient is held against that: a key's bias has none but rounding."""
+"""A smaller gradient is held against this part of the whole one: that of a key's bias is nothing but rounding."""
 
 QUICK = ["tdmpc", "smolvla", "pi0"]
 LONG = [
