@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.distributed.ranks import RankPool
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -79,3 +82,19 @@ def tiny_act(state_dataset: Path) -> list[str]:
         "--log_freq=1",
         "--save_freq=0",
     ]
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[RankPool]:
+    """Two gloo ranks."""
+    pool = RankPool(2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[RankPool]:
+    """Four gloo ranks."""
+    pool = RankPool(4)
+    yield pool
+    pool.close()

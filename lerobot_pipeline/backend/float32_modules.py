@@ -1,7 +1,7 @@
-"""Modules that multiply with float32 buffers of their own, batch normalization above all.
+"""What stays in float32 where units compute in less: modules with float32 buffers of their own, and losses.
 
 Sharding casts parameters and inputs to the precision of a run, never buffers; running statistics in bfloat16 would
-lose every small change. So such modules are kept whole and in float32, and give back the dtype that they were given.
+lose every small change. So such modules are kept whole and in float32, and give back the precision around them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,36 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from lerobot_pipeline.backend.policy_units import REGISTRY
 
 _STATISTICS = "running_mean"
 """The buffer that batch normalization has, frozen, synchronized and plain alike."""
+
+_LOSSES = {
+    F.binary_cross_entropy_with_logits,
+    F.cross_entropy,
+    F.huber_loss,
+    F.kl_div,
+    F.l1_loss,
+    F.mse_loss,
+    F.nll_loss,
+    F.smooth_l1_loss,
+}
+
+
+class Float32Losses(TorchFunctionMode):
+    """Computes losses in float32, as autocast does: predictions are in less than their targets, and few mix."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _LOSSES:
+            args, kwargs = _cast(args, torch.float32), _cast(kwargs, torch.float32)
+        return func(*args, **kwargs)
 
 
 def find_float32_modules(policy: nn.Module, policy_type: str) -> list[nn.Module]:

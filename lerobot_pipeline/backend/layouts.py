@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.tensor import DTensor
 
 from lerobot_pipeline.backend.dtensors import without_padding
-from lerobot_pipeline.backend.float32_modules import share_statistics
+from lerobot_pipeline.backend.float32_modules import Float32Losses, share_statistics
 from lerobot_pipeline.backend.gradients import average_over_ranks
 from lerobot_pipeline.backend.parallelism import Topology
 from lerobot_pipeline.backend.precision import Precision
@@ -157,7 +157,8 @@ class ShardedLayout:
     def micro_batch(self, policy: nn.Module, is_last: bool) -> Iterator[None]:
         """Gradients are reduced in the last micro-batch only."""
         set_gradient_sync(policy, is_last)
-        with self.autocast():
+        float32_losses = nullcontext() if self.sharder.low_precision is None else Float32Losses()
+        with self.autocast(), float32_losses:
             yield
 
     def complete_gradients(self) -> None:

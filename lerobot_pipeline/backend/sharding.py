@@ -195,11 +195,11 @@ class Sharder:
         for path, unit in units.modules.items():
             _require_one_dtype(path, unit, ignored)
             fully_shard(unit, **options)
-        if self._low_precision is not None:
+        if self.low_precision is not None:
             for module in self.float32_modules:
-                compute_in_float32(module, self._low_precision)
+                compute_in_float32(module, self.low_precision)
             if self.policy_in_force.cast_forward_inputs:
-                _cast_inputs_in_root(policy, units, self.float32_modules, self._low_precision)
+                _cast_inputs_in_root(policy, units, self.float32_modules, self.low_precision)
         _require_one_dtype("", policy, ignored)
         fully_shard(policy, **options)
         for name in _ENTRY_POINTS:
@@ -209,13 +209,13 @@ class Sharder:
         return policy
 
     @property
-    def _low_precision(self) -> torch.dtype | None:
+    def low_precision(self) -> torch.dtype | None:
         """What units compute in, if that is not what their parameters are."""
         dtype = self.policy_in_force.param_dtype
         return None if dtype == torch.float32 else dtype
 
     def _float32_parameters(self) -> set[nn.Parameter]:
-        if self._low_precision is None:
+        if self.low_precision is None:
             return set()
         return {parameter for module in self.float32_modules for parameter in module.parameters()}
 

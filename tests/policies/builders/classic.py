@@ -174,11 +174,11 @@ def gaussian_actor() -> SmallPolicy:
     from lerobot.policies.gaussian_actor.configuration_gaussian_actor import GaussianActorConfig
     from lerobot.policies.gaussian_actor.modeling_gaussian_actor import GaussianActorPolicy
 
-    config = GaussianActorConfig(**small_features(image=32), latent_dim=16, image_encoder_hidden_dim=8)
+    config = GaussianActorConfig(**small_features(image=64), latent_dim=16, image_encoder_hidden_dim=8)
 
     def sample(index: int) -> Sample:
         draw = draws(index)
-        return {IMAGE: draw(3, 32, 32).sigmoid(), STATE: draw(STATE_DIM), ACTION: draw(ACTION_DIM).tanh()}
+        return {IMAGE: draw(3, 64, 64).sigmoid(), STATE: draw(STATE_DIM), ACTION: draw(ACTION_DIM).tanh()}
 
     def loss(policy: nn.Module, batch: Sample) -> Tensor:
         outputs = policy({key: batch[key] for key in (IMAGE, STATE)})
