@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed.ranks import RankPool
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads of several processes that spin for the same two cores cost a hundredfold.
@@ -96,3 +98,19 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"no file system may be mounted here: {mounted.stderr.strip()}")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[RankPool]:
+    """Two gloo ranks."""
+    pool = RankPool(2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[RankPool]:
+    """Four gloo ranks."""
+    pool = RankPool(4)
+    yield pool
+    pool.close()
