@@ -79,6 +79,8 @@ format: setup
 
 bench: setup
 	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/torchrun --nproc-per-node=2 benchmarks/checkpoint.py
 
 # The pins, compiled from pyproject.toml: plain name==version lines, no addresses.
 pins:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.distributed.ranks import RankPool
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads of several processes that spin for the same two cores cost a hundredfold.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_SMALL_DISK = "24m"
 
 PROJECT = Path(__file__).parents[1]
 SHARED_DATA = PROJECT.parent / "shared" / "data"
@@ -79,3 +85,32 @@ def tiny_act(state_dataset: Path) -> list[str]:
         "--log_freq=1",
         "--save_freq=0",
     ]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with room for a few checkpoints of tiny policies; skips where none may be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={_SMALL_DISK}", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system may be mounted here: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[RankPool]:
+    """Two gloo ranks."""
+    pool = RankPool(2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[RankPool]:
+    """Four gloo ranks."""
+    pool = RankPool(4)
+    yield pool
+    pool.close()

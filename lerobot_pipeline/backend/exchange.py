@@ -15,26 +15,27 @@ group would give up after minutes. A rank that dies closes its connections, whic
 
 
 class Exchange:
-    """Objects between ranks, over gloo on every device. Every method is collective."""
+    """Objects between ranks, over gloo on every device. Every method is collective, the constructor too."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE) if world_size > 1 else None
+        self.group = dist.new_group(backend="gloo", timeout=_PATIENCE) if world_size > 1 else None
+        """The process group; None for one process."""
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in the order of ranks."""
-        if self._group is None:
+        if self.group is None:
             return [value]
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self._group)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     def broadcast(self, value: Any) -> Any:
         """Return the first rank's value."""
-        if self._group is None:
+        if self.group is None:
             return value
         values = [value]
-        dist.broadcast_object_list(values, src=0, group=self._group)
+        dist.broadcast_object_list(values, src=0, group=self.group)
         return values[0]
 
     def start_max(self, value: int) -> Callable[[], int]:
@@ -42,10 +43,10 @@ class Exchange:
 
         It runs on the CPU beside whatever the ranks do meanwhile, so that no device waits for it.
         """
-        if self._group is None:
+        if self.group is None:
             return lambda: value
         largest = torch.tensor([value])
-        work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group, async_op=True)
 
         def wait() -> int:
             work.wait()

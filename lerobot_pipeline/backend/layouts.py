@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.tensor import DTensor
 
 from lerobot_pipeline.backend.dtensors import without_padding
+from lerobot_pipeline.backend.float32_modules import Float32Losses, share_statistics
 from lerobot_pipeline.backend.gradients import average_over_ranks
 from lerobot_pipeline.backend.parallelism import Topology
 from lerobot_pipeline.backend.precision import Precision
@@ -27,6 +28,7 @@ from lerobot_pipeline.backend.sharding import (
     make_mesh,
     set_gradient_sync,
 )
+from lerobot_pipeline.backend.unit_watch import UnitWatch
 from lerobot_pipeline.backend.wrap_units import WrapUnits, find_wrap_units
 
 
@@ -62,8 +64,8 @@ class Layout(Protocol):
         """Return LeRobot's own policy."""
         ...
 
-    def weights(self, policy: nn.Module, only_trainable: bool) -> dict[str, Tensor] | None:
-        """Return the whole state dict on the main rank where it has to be gathered, or None where it need not.
+    def weights(self, policy: nn.Module, only_trainable: bool) -> dict[str, Tensor]:
+        """Return the whole state dict; where it has to be gathered on the main rank only, elsewhere an empty one.
 
         Args:
             only_trainable: leave frozen parameters out.
@@ -117,9 +119,9 @@ class WholeLayout:
         module: nn.Module = self.accelerator.unwrap_model(policy)
         return module
 
-    def weights(self, policy: nn.Module, only_trainable: bool) -> dict[str, Tensor] | None:
-        """Every rank holds them."""
-        return None
+    def weights(self, policy: nn.Module, only_trainable: bool) -> dict[str, Tensor]:
+        """Return what every rank holds, sharing its memory; frozen parameters are no burden here."""
+        return dict(self.bare(policy).state_dict())
 
     def describe(self) -> dict[str, Any]:
         """Nothing beyond the topology."""
@@ -141,8 +143,10 @@ class ShardedLayout:
         policy = _place(policy, self.precision)
         self.units = self.sharder.find_units(policy, policy_type(policy))
         _checkpoint_and_compile(policy, self.units, self.options)
-        self.sharder.shard(policy, self.units)
+        self.sharder.shard(policy, self.units, policy_type(policy))
         self._assert_sharded(policy)
+        if not self.options.compile.enabled:  # which would trace the watch's hooks, and again when they are gone
+            self.watch = UnitWatch(policy, self.units)
         return policy
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -153,18 +157,20 @@ class ShardedLayout:
     def micro_batch(self, policy: nn.Module, is_last: bool) -> Iterator[None]:
         """Gradients are reduced in the last micro-batch only."""
         set_gradient_sync(policy, is_last)
-        with self.autocast():
+        float32_losses = nullcontext() if self.sharder.low_precision is None else Float32Losses()
+        with self.autocast(), float32_losses:
             yield
 
     def complete_gradients(self) -> None:
-        """Average what is kept whole on every rank."""
+        """Average what is kept whole on every rank, and let every rank have the same running statistics."""
         average_over_ranks(self.sharder.ignored)
+        share_statistics(self.sharder.float32_modules)
 
     def bare(self, policy: nn.Module) -> nn.Module:
         """Sharding changes a policy in place."""
         return policy
 
-    def weights(self, policy: nn.Module, only_trainable: bool) -> dict[str, Tensor] | None:
+    def weights(self, policy: nn.Module, only_trainable: bool) -> dict[str, Tensor]:
         """Gather the float32 masters on the main rank's CPU; other ranks get an empty dict."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=only_trainable)
         gathered: dict[str, Any] = get_model_state_dict(policy, options=options)

@@ -204,8 +204,8 @@ class Runtime:
         """Return the policy as it was before `prepare`."""
         return self.layout.bare(policy)
 
-    def gather_weights(self, policy: nn.Module, only_trainable: bool = False) -> dict[str, Tensor] | None:
-        """Return a sharded policy's whole state dict on the main rank, None where the policy holds it. Collective.
+    def gather_weights(self, policy: nn.Module, only_trainable: bool = False) -> dict[str, Tensor]:
+        """Return the whole state dict: on every rank where the policy is whole, else on the main one. Collective.
 
         Args:
             only_trainable: leave frozen parameters out.

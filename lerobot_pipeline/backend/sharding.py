@@ -22,6 +22,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+from lerobot_pipeline.backend.float32_modules import compute_in_float32, find_float32_modules
 from lerobot_pipeline.backend.parallelism import Topology
 from lerobot_pipeline.backend.precision import MIXED_PRECISION_KEY, MixedPrecision, Precision
 from lerobot_pipeline.backend.wrap_units import WrapUnits, find_wrap_units, require_untied
@@ -165,6 +166,8 @@ class Sharder:
         self.ignored: list[nn.Parameter] = []
         """Trainable parameters that are kept whole; their gradients are averaged by hand."""
         self.kept_whole: set[nn.Parameter] = set()
+        self.float32_modules: list[nn.Module] = []
+        """Modules with float32 buffers, such as running statistics."""
 
     def find_units(self, policy: nn.Module, policy_type: str) -> WrapUnits:
         """Return the wrap units, proven free of split tied weights."""
@@ -172,13 +175,14 @@ class Sharder:
         require_untied(policy, units)
         return units
 
-    def shard(self, policy: nn.Module, units: WrapUnits) -> nn.Module:
+    def shard(self, policy: nn.Module, units: WrapUnits, policy_type: str) -> nn.Module:
         """Shard every unit and then the root, in place.
 
         Raises:
             UsageError: the trainable parameters of a unit have more than one dtype.
         """
-        self.kept_whole = ignored = self._ignored_parameters(policy)
+        self.float32_modules = find_float32_modules(policy, policy_type)
+        self.kept_whole = ignored = self._ignored_parameters(policy) | self._float32_parameters()
         # In the policy's order, which is the same on every rank; a set's is not.
         self.ignored = [p for p in policy.parameters() if p in ignored and p.requires_grad]
         options: dict[str, Any] = {
@@ -191,8 +195,11 @@ class Sharder:
         for path, unit in units.modules.items():
             _require_one_dtype(path, unit, ignored)
             fully_shard(unit, **options)
-        if self.policy_in_force.cast_forward_inputs and self.policy_in_force.param_dtype is not None:
-            _cast_inputs_in_root(policy, units, self.policy_in_force.param_dtype)
+        if self.low_precision is not None:
+            for module in self.float32_modules:
+                compute_in_float32(module, self.low_precision)
+            if self.policy_in_force.cast_forward_inputs:
+                _cast_inputs_in_root(policy, units, self.float32_modules, self.low_precision)
         _require_one_dtype("", policy, ignored)
         fully_shard(policy, **options)
         for name in _ENTRY_POINTS:
@@ -200,6 +207,17 @@ class Sharder:
                 register_fsdp_forward_method(policy, name)
         _sum_explicitly(policy)
         return policy
+
+    @property
+    def low_precision(self) -> torch.dtype | None:
+        """What units compute in, if that is not what their parameters are."""
+        dtype = self.policy_in_force.param_dtype
+        return None if dtype == torch.float32 else dtype
+
+    def _float32_parameters(self) -> set[nn.Parameter]:
+        if self.low_precision is None:
+            return set()
+        return {parameter for module in self.float32_modules for parameter in module.parameters()}
 
     def _offload_policy(self) -> OffloadPolicy:
         if not self.config.cpu_offload:
@@ -238,13 +256,16 @@ def set_gradient_sync(policy: nn.Module, is_last: bool) -> None:
     policy.set_requires_gradient_sync(is_last)
 
 
-def _cast_inputs_in_root(policy: nn.Module, units: WrapUnits, dtype: torch.dtype) -> None:
+def _cast_inputs_in_root(
+    policy: nn.Module, units: WrapUnits, float32_modules: list[nn.Module], dtype: torch.dtype
+) -> None:
     """Cast what reaches the root's own layers, as `fully_shard` casts what reaches a unit.
 
     The root is cast where it is entered only, but policies make float32 tensors inside their forward pass (a latent of
     zeros, say) and hand them to layers whose gathered parameters are `dtype`.
     """
-    inside_units = {id(module) for unit in units.modules.values() for module in unit.modules()}
+    apart = [*units.modules.values(), *float32_modules]
+    are_cast_already = {id(module) for each in apart for module in each.modules()}
 
     def cast(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(
@@ -253,7 +274,7 @@ def _cast_inputs_in_root(policy: nn.Module, units: WrapUnits, dtype: torch.dtype
         )
 
     for module in policy.modules():
-        if id(module) not in inside_units and next(module.parameters(recurse=False), None) is not None:
+        if id(module) not in are_cast_already and next(module.parameters(recurse=False), None) is not None:
             module.register_forward_pre_hook(cast)
 
 

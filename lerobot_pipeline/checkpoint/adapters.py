@@ -49,7 +49,9 @@ def load_adapted(config: PreTrainedConfig, directory: Path, build: Callable[[], 
             reason = " ".join(str(error).split())[:200]
             raise UsageError(POLICY_PATH_KEY, f"{directory / ADAPTER_CONFIG} does not fit: {reason}") from error
     adapted.peft_config[ADAPTER].base_model_name_or_path = described[_BASE_KEY]
-    _fill(adapted, directory)
+    if weights_file(directory).is_file():
+        # Shards fill a policy once it is laid out.
+        _fill(adapted, directory)
     return adapted
 
 

@@ -12,12 +12,14 @@ from lerobot_pipeline.config.policy_files import WEIGHTS as WEIGHTS
 
 CHECKPOINTS = "checkpoints"
 LAST = "last"
+BEST = "best"
 EMA_MODEL = "pretrained_model_ema"
 TRAINING_STATE = "training_state"
 
 MANIFEST = "manifest.json"
 SCHEDULER_STATE = "scheduler_state.json"
 SCALER_STATE = "scaler_state.json"
+METRIC_WINDOW = "metric_window.json"
 SCIENCE = "science.json"
 TRAINING_STEP = "training_step.json"
 RNG_STATE = "rng_state.safetensors"

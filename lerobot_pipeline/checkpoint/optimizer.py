@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed.checkpoint as dcp
 from lerobot.optim import load_optimizer_state, save_optimizer_state
 from lerobot.utils.constants import OPTIMIZER_PARAM_GROUPS, OPTIMIZER_STATE
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -20,20 +20,43 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from lerobot_pipeline import files
+from lerobot_pipeline.checkpoint.shards import load_shards, save_shards
 from lerobot_pipeline.errors import UsageError
 
 SHARDS = "optimizer_0"
 """Directory of DCP shards, below `training_state/`."""
 
 
-def save_whole_optimizer(optimizer: Optimizer, directory: Path) -> None:
-    """Write an unsharded run's state. The main rank calls it."""
-    save_optimizer_state(optimizer, directory)
+_OPTIMIZER = "optimizer"
+"""Top key of the shards, accelerate's and so LeRobot's."""
 
 
-def save_optimizer_shards(policy: nn.Module, optimizer: Optimizer, directory: Path) -> None:
-    """Write every rank's part of a sharded run's state. Collective."""
-    dcp.save({"optimizer": get_optimizer_state_dict(policy, optimizer)}, checkpoint_id=directory / SHARDS)
+@dataclass(frozen=True)
+class OptimizerState:
+    """An optimizer's state as it will be written."""
+
+    values: dict[str, Any]
+    """By parameter name and in shards for a sharded run; torch's numbered state otherwise."""
+
+    is_sharded: bool
+
+    def write_shards(self, directory: Path, group: ProcessGroup | None) -> None:
+        """Write every rank's part of a sharded run's state. Collective."""
+        if self.is_sharded:
+            save_shards({_OPTIMIZER: self.values}, directory / SHARDS, group)
+
+    def write_whole(self, optimizer: Optimizer, directory: Path) -> None:
+        """Write an unsharded run's state. Main rank only."""
+        if not self.is_sharded:
+            # LeRobot numbers groups by the optimizer, and takes the state from what is given.
+            save_optimizer_state(optimizer, directory, optim_state_dict=self.values)
+
+
+def capture_optimizer(policy: nn.Module, optimizer: Optimizer, is_sharded: bool) -> OptimizerState:
+    """Return an optimizer's state, sharing its memory. Collective."""
+    return OptimizerState(
+        get_optimizer_state_dict(policy, optimizer) if is_sharded else optimizer.state_dict(), is_sharded
+    )
 
 
 def load_optimizer(policy: nn.Module, optimizer: Optimizer, directory: Path, is_sharded: bool) -> None:
@@ -47,7 +70,7 @@ def load_optimizer(policy: nn.Module, optimizer: Optimizer, directory: Path, is_
     """
     if (directory / SHARDS).is_dir():
         state = get_optimizer_state_dict(policy, optimizer)
-        dcp.load({"optimizer": state}, checkpoint_id=directory / SHARDS, no_dist=not torch.distributed.is_initialized())
+        load_shards({_OPTIMIZER: state}, directory / SHARDS)
         set_optimizer_state_dict(policy, optimizer, state)
         return
     _refuse_gathered(directory)

@@ -8,7 +8,8 @@ from pathlib import Path
 from lerobot_pipeline import files
 from lerobot_pipeline.checkpoint import layout
 from lerobot_pipeline.checkpoint.manifest import find_damage, has_manifest, listed_digest
-from lerobot_pipeline.config.policy_files import POLICY_PATH_KEY, file_fault, policy_faults, weights_file
+from lerobot_pipeline.checkpoint.structure import find_structural_faults
+from lerobot_pipeline.config.policy_files import POLICY_PATH_KEY, SHARDS, weights_file
 from lerobot_pipeline.errors import UsageError
 
 
@@ -65,13 +66,7 @@ def find_faults(step_dir: Path) -> list[str]:
 
     Ours are held against their manifest, byte for byte. LeRobot's have none, and get structural checks.
     """
-    if has_manifest(step_dir):
-        return find_damage(step_dir)
-    in_policy = policy_faults(step_dir / layout.PRETRAINED_MODEL, [layout.TRAIN_CONFIG])
-    faults = [f"{layout.PRETRAINED_MODEL}/{fault}" for fault in in_policy]
-    if fault := file_fault(step_dir / layout.TRAINING_STATE / layout.TRAINING_STEP):
-        faults.append(f"{layout.TRAINING_STATE}/{layout.TRAINING_STEP} {fault}")
-    return faults
+    return find_damage(step_dir) if has_manifest(step_dir) else find_structural_faults(step_dir)
 
 
 def require_as_saved(model_dir: Path) -> None:
@@ -85,9 +80,11 @@ def require_as_saved(model_dir: Path) -> None:
         raise UsageError(POLICY_PATH_KEY, f"checkpoint {step_dir} is not as it was saved: {faults[0]}")
 
 
-def weights_digest(model_dir: Path) -> str:
-    """Return the SHA-256 of a policy's weights file."""
+def weights_digest(model_dir: Path) -> str | None:
+    """Return the SHA-256 of a policy's weights file; None where the weights are in shards only."""
     weights = weights_file(model_dir)
+    if not weights.is_file() and (model_dir / SHARDS).is_dir():
+        return None
     return listed_digest(model_dir.parent, f"{model_dir.name}/{weights.name}") or files.digest_file(weights)
 
 
@@ -103,6 +100,7 @@ def _candidates(path: Path) -> list[Path]:
     if (path / layout.PRETRAINED_MODEL).is_dir():
         siblings = layout.step_dirs(path.resolve().parent.parent)
         return [step for step in siblings if step.name <= path.resolve().name] or [path]
-    if path.name == layout.CHECKPOINTS:
+    if path.name == layout.CHECKPOINTS and not (path / layout.CHECKPOINTS).is_dir():
+        # Not a run that is called so itself.
         path = path.parent
     return layout.step_dirs(path)

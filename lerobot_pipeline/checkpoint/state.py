@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lerobot.optim import load_scheduler_state, save_scheduler_state
+from lerobot.optim import load_scheduler_state
 from lerobot.utils.random_utils import deserialize_rng_state, serialize_rng_state
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -52,41 +53,55 @@ def restore_random_state(state: dict[str, Tensor]) -> None:
     deserialize_rng_state(state)
 
 
-def save_state(
-    directory: Path,
+@dataclass(frozen=True)
+class SmallState:
+    """What stands in `training_state/` beside the optimizer, as it will be written."""
+
+    records: dict[str, Any]
+    """File name -> JSON value."""
+
+    random_states: list[dict[str, Tensor]]
+    """One per rank, in the order of ranks."""
+
+    def write(self, directory: Path) -> None:
+        """Write the files. Main rank only."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for rank, state in enumerate(self.random_states):
+            save_file(state, directory / layout.rng_state_name(rank))
+        for name, value in self.records.items():
+            files.write_json(directory / name, value)
+
+
+def capture_state(
     progress: Progress,
     scheduler: LRScheduler | None,
     scaler: torch.amp.GradScaler | None,
     random_states: list[dict[str, Tensor]],
     described: dict[str, Any],
-) -> None:
-    """Write `training_state/` but for the optimizer.
+) -> SmallState:
+    """Return a copy of what a run stands at, but for the weights and the optimizer.
 
     Args:
         random_states: one per rank, in the order of ranks.
         described: what else belongs in `training_step.json` (topology, precision).
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    records: dict[str, Any] = {}
     if scheduler is not None:
-        save_scheduler_state(scheduler, directory)
+        records[layout.SCHEDULER_STATE] = copy.deepcopy(scheduler.state_dict())
     if scaler is not None:
-        files.write_json(directory / layout.SCALER_STATE, _scaler_state(scaler))
-    for rank, state in enumerate(random_states):
-        save_file(state, directory / layout.rng_state_name(rank))
-    files.write_json(
-        directory / layout.TRAINING_STEP,
-        {
-            "step": progress.step,
-            "cursor": progress.cursor,
-            "dp_world_size": progress.dp_world_size,
-            # The same number under the name that LeRobot 0.6.1 reads.
-            "num_processes": progress.dp_world_size,
-            "batch_size": progress.batch_size,
-            "grad_accum": progress.accumulation_steps,
-            **described,
-            "manifest": layout.MANIFEST,
-        },
-    )
+        records[layout.SCALER_STATE] = _scaler_state(scaler)
+    records[layout.TRAINING_STEP] = {
+        "step": progress.step,
+        "cursor": progress.cursor,
+        "dp_world_size": progress.dp_world_size,
+        # The same number under the name that LeRobot 0.6.1 reads.
+        "num_processes": progress.dp_world_size,
+        "batch_size": progress.batch_size,
+        "grad_accum": progress.accumulation_steps,
+        **described,
+        "manifest": layout.MANIFEST,
+    }
+    return SmallState(records, random_states)
 
 
 def load_progress(directory: Path) -> Progress:
@@ -126,6 +141,22 @@ def load_state(directory: Path, scheduler: LRScheduler | None, scaler: torch.amp
         else:
             left_out.append(f"{path.name} is missing: the loss scale starts anew at {scaler.get_scale()}")
     return left_out
+
+
+def load_metric_window(directory: Path, rank: int, world_size: int) -> dict[str, list[float]]:
+    """Return what a rank had summed up since the last log: name -> (sum, count); empty where nothing was saved.
+
+    On another number of ranks each goes on with the mean over those that saved, so that means over ranks stay as they
+    were but for rounding.
+    """
+    path = directory / layout.METRIC_WINDOW
+    if not path.is_file():
+        return {}
+    ranks = [{name: [float(part) for part in pair] for name, pair in one.items()} for one in files.read_json(path)]
+    if len(ranks) == world_size:
+        return ranks[rank]
+    names = set.intersection(*(set(one) for one in ranks))
+    return {name: [sum(one[name][part] for one in ranks) / len(ranks) for part in (0, 1)] for name in sorted(names)}
 
 
 def load_random_state(directory: Path, rank: int) -> dict[str, Tensor] | None:

@@ -35,22 +35,33 @@ def stored_names(policy: nn.Module) -> dict[str, str]:
     return {stored: names[id(tensor)] for stored, tensor in adapter.items()}
 
 
-def save_weights(policy: Any, directory: Path, weights: dict[str, Tensor] | None = None) -> None:
+def stored_tensors(policy: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what a checkpoint stores of a state dict that has the policy's own names, under the names stored."""
+    return {stored: state[name] for stored, name in stored_names(policy).items()} if is_adapted(policy) else state
+
+
+def save_weights(policy: Any, directory: Path, stored: dict[str, Tensor] | None = None) -> None:
     """Write config and weights of a policy as LeRobot reads them.
 
     Args:
         policy: LeRobot's policy, or PEFT's around it.
-        weights: whole tensors under the policy's own names, at least of all that is stored; None takes the policy's.
+        stored: whole tensors under the names stored; None takes the policy's.
     """
+    save_config(policy, directory)
+    stored = stored_tensors(policy, policy.state_dict()) if stored is None else stored
     if not is_adapted(policy):
-        policy.save_pretrained(directory, state_dict=weights)
-        return
+        policy.save_pretrained(directory, state_dict=stored)
+    else:
+        contiguous = {name: tensor.contiguous() for name, tensor in stored.items()}
+        save_file(contiguous, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+
+
+def save_config(policy: Any, directory: Path) -> None:
+    """Write what describes a policy beside its weights."""
     directory.mkdir(parents=True, exist_ok=True)
     policy.config.save_pretrained(directory)
-    weights = policy.state_dict() if weights is None else weights
-    adapter = {stored: weights[name].contiguous() for stored, name in stored_names(policy).items()}
-    save_file(adapter, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    files.write_json(directory / ADAPTER_CONFIG, _describe_adapter(policy))
+    if is_adapted(policy):
+        files.write_json(directory / ADAPTER_CONFIG, _describe_adapter(policy))
 
 
 def read_weights(policy: nn.Module, directory: Path) -> dict[str, Tensor]:

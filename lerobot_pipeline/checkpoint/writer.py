@@ -2,141 +2,164 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-
 from lerobot_pipeline import files
+from lerobot_pipeline.backend.exchange import Exchange
 from lerobot_pipeline.backend.runtime import Runtime
-from lerobot_pipeline.checkpoint import layout
-from lerobot_pipeline.checkpoint.manifest import write_manifest
-from lerobot_pipeline.checkpoint.optimizer import save_optimizer_shards, save_whole_optimizer
-from lerobot_pipeline.checkpoint.state import Progress, capture_random_state, save_state
-from lerobot_pipeline.checkpoint.weights import save_weights
+from lerobot_pipeline.checkpoint import layout, publication
+from lerobot_pipeline.checkpoint.host_copies import HostCopies
+from lerobot_pipeline.checkpoint.manifest import describe_files
+from lerobot_pipeline.checkpoint.optimizer import SHARDS as OPTIMIZER_SHARDS
+from lerobot_pipeline.checkpoint.snapshot import Content, Snapshot, capture
+from lerobot_pipeline.config.policy_files import SHARDS
+from lerobot_pipeline.errors import RunFailure
+from lerobot_pipeline.phases import Phase, phase
 
-
-@dataclass(frozen=True)
-class Snapshot:
-    """All that a checkpoint holds, as the training loop has it."""
-
-    policy: Any
-    """LeRobot's policy, or PEFT's around it."""
-
-    preprocessor: Any
-    postprocessor: Any
-    optimizer: Optimizer
-    scheduler: LRScheduler | None
-    progress: Progress
-    train_config: dict[str, Any]
-    science: dict[str, Any]
-    weights: dict[str, Tensor] | None = None
-    """Gathered from a sharded policy, at least what is stored of it; None where the policy itself holds it."""
-
-    ema_weights: dict[str, Tensor] | None = None
-    """State dict of the averaged policy, where a run keeps one."""
-
-    ema_updates: int = 0
-    """Updates that went into the average."""
+logger = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one run directory."""
+    """Writes the checkpoints of one run directory. Every rank makes one, at the same time."""
 
-    def __init__(self, run_dir: Path, runtime: Runtime, total_steps: int) -> None:
+    def __init__(self, run_dir: Path, runtime: Runtime, total_steps: int, is_async: bool = False) -> None:
         self.root = run_dir / layout.CHECKPOINTS
         self.runtime = runtime
         self.total_steps = total_steps
+        # A connection of its own, since a write in the background runs beside training's collectives.
+        self._exchange = Exchange(runtime.topology.world_size)
+        self._copies = HostCopies()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if is_async else None
+        self._pending: Future[None] | None = None
+        self.background_s = 0.0
+        """Longest time that a write in the background took."""
 
-    def save(self, snapshot: Snapshot) -> Path:
-        """Write a checkpoint and point `last` at it. Collective: every rank calls it, at an update boundary."""
+        self.newest_step: int | None = None
+        """Step of the newest checkpoint that this writer finished."""
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Write a checkpoint and point `last` at it. Collective: every rank calls it, at an update boundary.
+
+        An asynchronous writer returns when everything is copied to host memory.
+
+        Raises:
+            RunFailure: on every rank, where this save, or the one before it, failed on any.
+        """
         assert self.runtime.is_update_boundary, "gradients in flight would be lost"
-        random_states = self.runtime.gather(capture_random_state())
-        target = self.root / layout.step_name(snapshot.progress.step, self.total_steps)
-        staging = self._make_staging(snapshot.progress.step)
-        self._write_optimizer(staging / layout.TRAINING_STATE, snapshot)
-        if self.runtime.is_main:
-            self._write(staging, snapshot, random_states)
-            self._publish(staging, target)
-        self.runtime.barrier()
-        return target
+        self.wait()
+        with phase(Phase.SAVE):
+            content = capture(snapshot, self.runtime)
+            if self._thread is None:
+                self._commit(content)
+            else:
+                with phase(Phase.COPY_TO_HOST):
+                    content = content.copied(self._copies)
+                self._pending = self._thread.submit(self._commit_timed, content)
 
-    def remove_leftovers(self) -> None:
-        """Delete what a save that died left behind. Called once at the start, by the main rank."""
-        if self.root.is_dir():
-            for path in self.root.glob(f"{layout.STAGING_PREFIX}*"):
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    def check(self) -> None:
+        """Raise what went wrong in the background. Only the main rank does so; the others meet it when they wait."""
+        if self.runtime.is_main and self._pending is not None and self._pending.done():
+            self._pending.result()
 
-    def _make_staging(self, step: int) -> Path:
-        """Return an empty directory, the same on every rank."""
-        staging: Path = self.root / self.runtime.broadcast(f"{layout.STAGING_PREFIX}{step}-{os.getpid()}")
-        if self.runtime.is_main:
-            shutil.rmtree(staging, ignore_errors=True)
-            (staging / layout.TRAINING_STATE).mkdir(parents=True)
-        self.runtime.barrier()
-        return staging
+    def wait(self) -> None:
+        """Return when no write is under way any more. Raises what went wrong in it."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
-    def _write_optimizer(self, state_dir: Path, snapshot: Snapshot) -> None:
-        if self.runtime.topology.is_sharded:
-            save_optimizer_shards(snapshot.policy, snapshot.optimizer, state_dir)
-        elif self.runtime.is_main:
-            save_whole_optimizer(snapshot.optimizer, state_dir)
+    def close(self) -> None:
+        """Let a write that is under way come to its end, whatever that is."""
+        if self._thread is not None:
+            self._thread.shutdown()
 
-    def _write(self, staging: Path, snapshot: Snapshot, random_states: list[dict[str, Tensor]]) -> None:
-        self._write_model(staging / layout.PRETRAINED_MODEL, snapshot, snapshot.weights)
-        if snapshot.ema_weights is not None:
-            self._write_model(staging / layout.EMA_MODEL, snapshot, snapshot.ema_weights)
-        state_dir = staging / layout.TRAINING_STATE
-        described = {
-            "precision": self.runtime.precision.mixed_precision,
-            "topology": self.runtime.topology.as_dict(),
-            "ema_updates": snapshot.ema_updates,
-            "parameters": self.runtime.parameters,
-        }
-        save_state(
-            state_dir,
-            snapshot.progress,
-            snapshot.scheduler,
-            self.runtime.scaler,
-            random_states,
-            described,
-        )
-        files.write_json(state_dir / layout.SCIENCE, snapshot.science)
-        write_manifest(staging)
-        _sync_tree(staging)
+    def _commit_timed(self, content: Content) -> None:
+        started = time.perf_counter()
+        self._commit(content)
+        self.background_s = max(self.background_s, time.perf_counter() - started)
 
-    def _write_model(self, directory: Path, snapshot: Snapshot, weights: dict[str, Tensor] | None) -> None:
-        save_weights(snapshot.policy, directory, weights)
-        files.write_json(directory / layout.TRAIN_CONFIG, snapshot.train_config)
-        for processor in (snapshot.preprocessor, snapshot.postprocessor):
-            processor.save_pretrained(directory)
-
-    def _publish(self, staging: Path, target: Path) -> None:
-        if target.exists():
-            # Only a damaged or superseded one can be here: the run would have gone on from it otherwise.
-            os.rename(target, self.root / f"{layout.STAGING_PREFIX}replaced-{target.name}")
-        # The rename is the commit: before it a reader sees the old checkpoint, after it the new one, never half.
-        os.rename(staging, target)
-        files.sync_directory(self.root)
-        link = self.root / f"{layout.STAGING_PREFIX}{layout.LAST}"
-        link.unlink(missing_ok=True)
-        link.symlink_to(target.name)
-        os.replace(link, self.root / layout.LAST)
-        files.sync_directory(self.root)
-        shutil.rmtree(self.root / f"{layout.STAGING_PREFIX}replaced-{target.name}", ignore_errors=True)
-
-
-def _sync_tree(root: Path) -> None:
-    for path in files.list_files(root):
-        descriptor = os.open(path, os.O_RDONLY)
+    def _commit(self, content: Content) -> None:
+        """Write everything. Collective over this writer's own connection."""
+        step = content.snapshot.progress.step
+        target = self.root / layout.step_name(step, self.total_steps)
+        staging = self.root / self._exchange.broadcast(f"{layout.STAGING_PREFIX}{step}-{os.getpid()}")
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    for directory in [root, *(path for path in root.rglob("*") if path.is_dir())]:
-        files.sync_directory(directory)
+            self._together(step, lambda: self._make_staging(staging, content))
+            entries = self._together(step, lambda: self._write(staging, content))
+            known = [entry for of_rank in entries for entry in of_rank]
+            self._together(step, lambda: self._publish(staging, target, known))
+        except BaseException:
+            if self.runtime.is_main:
+                shutil.rmtree(staging, ignore_errors=True)
+            raise
+        self.newest_step = step
+        if self.runtime.is_main:
+            logger.info("saved %s", target)
+
+    def _publish(self, staging: Path, target: Path, known: list[dict[str, Any]]) -> None:
+        if self.runtime.is_main:
+            publication.publish(staging, target, known)
+
+    def _make_staging(self, staging: Path, content: Content) -> None:
+        if self.runtime.is_main:
+            with phase(Phase.MAKE_STAGING):
+                shutil.rmtree(staging, ignore_errors=True)
+                (staging / layout.TRAINING_STATE).mkdir(parents=True)
+                (staging / layout.PRETRAINED_MODEL).mkdir()
+                publication.require_space(self.root, content.num_bytes())
+
+    def _write(self, staging: Path, content: Content) -> list[dict[str, Any]]:
+        """Write this rank's part; return the manifest's entries of its shards."""
+        snapshot, group = content.snapshot, self._exchange.group
+        model_dir, average_dir, state_dir = (
+            staging / name for name in (layout.PRETRAINED_MODEL, layout.EMA_MODEL, layout.TRAINING_STATE)
+        )
+        # First what ranks write together, which fails on all of them or on none.
+        with phase(Phase.WRITE_WEIGHT_SHARDS):
+            snapshot.weights.write_shards(model_dir, group)
+        if snapshot.average is not None:
+            with phase(Phase.WRITE_AVERAGE_SHARDS):
+                snapshot.average.write_shards(average_dir, group)
+        with phase(Phase.WRITE_OPTIMIZER):
+            content.optimizer.write_shards(state_dir, group)
+            if self.runtime.is_main:
+                content.optimizer.write_whole(snapshot.optimizer, state_dir)
+        if self.runtime.is_main:
+            self._write_side_files(content, model_dir, average_dir, state_dir)
+        shard_dirs = (model_dir / SHARDS, average_dir / SHARDS, state_dir / OPTIMIZER_SHARDS)
+        own = [path for shards in shard_dirs for path in sorted(shards.glob(f"__{self.runtime.rank}_*"))]
+        return describe_files(staging, own)
+
+    def _write_side_files(self, content: Content, model_dir: Path, average_dir: Path, state_dir: Path) -> None:
+        snapshot = content.snapshot
+        models = [(Phase.WRITE_WEIGHTS, model_dir, snapshot.weights)]
+        if snapshot.average is not None:
+            models.append((Phase.WRITE_AVERAGE, average_dir, snapshot.average))
+        for which, directory, weights in models:
+            with phase(which):
+                weights.write_gathered(directory, snapshot.policy)
+                files.write_json(directory / layout.TRAIN_CONFIG, snapshot.train_config)
+                for processor in (snapshot.preprocessor, snapshot.postprocessor):
+                    processor.save_pretrained(directory)
+        with phase(Phase.WRITE_STATE):
+            content.state.write(state_dir)
+
+    def _together[Result](self, step: int, action: Callable[[], Result]) -> list[Result]:
+        """Run `action` on every rank and return the results in the order of ranks; what fails on one fails on all."""
+        result, fault, cause = None, None, None
+        try:
+            result = action()
+        except Exception as error:
+            fault, cause = " ".join(str(error).split()) or type(error).__name__, error
+        with phase(Phase.AGREE):
+            outcomes = self._exchange.gather((fault, result))
+        faults = [(rank, fault) for rank, (fault, _) in enumerate(outcomes) if fault is not None]
+        if faults:
+            raise RunFailure(publication.failure_sentence(self.root, step, *faults[0])) from cause
+        return [result for _, result in outcomes]

@@ -18,6 +18,7 @@ _AT_LEAST = {
     "num_workers": 0,
     "prefetch_factor": 1,
     "max_eval_samples": 0,
+    "save_keep_last": 1,
     "stop_at_step": 1,
     "eval.n_episodes": 1,
     "seed": 0,
@@ -64,6 +65,7 @@ def check_training(values: Mapping[str, Any], *, complete: bool) -> None:
     _check_precision(flat)
     _check_accumulation(flat, complete)
     _check_evaluation(flat)
+    _check_keeping(flat, complete)
     _check_publishing(flat, complete)
     _check_peft(values, complete)
     if complete:
@@ -95,6 +97,16 @@ def _check_evaluation(flat: Mapping[str, Any]) -> None:
         raise ConfigError("dataset.eval_split", f"must be in [0, 1), got {split}")
     if (flat.get("eval_steps") or 0) > 0 and split == 0:
         raise ConfigError("eval_steps", "needs held-out episodes; add --dataset.eval_split=0.1")
+
+
+def _check_keeping(flat: Mapping[str, Any], complete: bool) -> None:
+    best = flat.get("save_keep_best")
+    if not complete or best is None:
+        return
+    if best == "held_out_loss" and not flat.get("eval_steps"):
+        raise ConfigError("save_keep_best", f"{best} is never measured; add --dataset.eval_split=0.1 --eval_steps=N")
+    if best != "held_out_loss" and not (flat.get("env.type") and flat.get("env_eval_freq", 1)):
+        raise ConfigError("save_keep_best", f"{best} is never measured; add --env.type=... --env_eval_freq=N")
 
 
 def _check_publishing(flat: Mapping[str, Any], complete: bool) -> None:

@@ -10,6 +10,7 @@ from lerobot_pipeline.config.reader import flatten
 ENGINE_KEYS = (
     "accelerator.ddp",
     "accelerator.gradient_accumulation",
+    "async_checkpoint",
     "batch_size",
     "checkpoint_format",
     "cudnn_deterministic",
@@ -29,7 +30,9 @@ ENGINE_KEYS = (
     "parallelism",
     "persistent_workers",
     "policy.device",
+    "policy.input_features",
     "policy.license",
+    "policy.output_features",
     "policy.private",
     "policy.push_to_hub",
     "policy.repo_id",
@@ -39,12 +42,15 @@ ENGINE_KEYS = (
     "save_checkpoint",
     "save_checkpoint_to_hub",
     "save_freq",
+    "save_keep_best",
+    "save_keep_last",
     "stop_at_step",
     "trackio",
     "wandb",
 )
 """Keys (and groups) that say how a run is executed, watched or published: they may change between two attempts.
 
+A policy's features are read off the dataset, which is science itself; they stand in stored configs only.
 `batch_size` and accumulation are here because only their product with the number of workers is science.
 """
 

@@ -58,6 +58,16 @@ class TrainConfig(TrainPipelineConfig):
     checkpoint_format: Literal["safetensors", "dcp", "safetensors_dcp"] = "safetensors"
     """Format of the weights of sharded runs; an unsharded run always writes model.safetensors."""
 
+    async_checkpoint: bool = False
+    """Copy what is saved to host memory and write it while training goes on; costs that memory and a thread."""
+
+    save_keep_last: int | None = None
+    """Keep this many of the last checkpoints and delete older ones; unset, all are kept."""
+
+    save_keep_best: Literal["held_out_loss", "rollout_success", "rollout_reward"] | None = None
+    """Never delete the checkpoint with the best measurement of its own step (the least loss, the most success or
+    reward), and link it as `checkpoints/best`."""
+
     stop_at_step: int | None = None
     """End the run after this step, whole and with its schedule untouched, as if it were interrupted there."""
 

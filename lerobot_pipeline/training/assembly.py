@@ -13,7 +13,6 @@ from urllib.error import URLError
 import torch
 from lerobot.policies.factory import make_policy, make_pre_post_processors
 from lerobot.utils.random_utils import set_seed
-from safetensors.torch import load_model
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -22,22 +21,25 @@ from lerobot_pipeline import files
 from lerobot_pipeline.backend.runtime import Runtime
 from lerobot_pipeline.backend.signals import end_workers_at_exit
 from lerobot_pipeline.checkpoint import layout
+from lerobot_pipeline.checkpoint.forms import has_weights, load_tensors, load_weights
 from lerobot_pipeline.checkpoint.optimizer import load_optimizer
 from lerobot_pipeline.checkpoint.reader import Found
 from lerobot_pipeline.checkpoint.state import (
     Progress,
+    load_metric_window,
     load_progress,
     load_random_state,
     load_state,
     restore_random_state,
 )
-from lerobot_pipeline.checkpoint.weights import read_weights
+from lerobot_pipeline.checkpoint.weights import stored_tensors
 from lerobot_pipeline.config.train import TrainConfig
 from lerobot_pipeline.data.loading import Batch, TrainingData, load_datasets, make_stream, make_training_loader
 from lerobot_pipeline.data.order import MicroBatches, SampleStream
 from lerobot_pipeline.errors import UsageError
 from lerobot_pipeline.training.adapting import adapt
 from lerobot_pipeline.training.ema import EMA
+from lerobot_pipeline.training.metrics import MetricWindow
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,9 @@ class Run:
     optimizer: Optimizer
     scheduler: LRScheduler | None
     ema: EMA | None
+    window: MetricWindow
+    """Metrics since the last log."""
+
     stream: SampleStream
     batches: Iterator[Batch]
     progress: Progress
@@ -85,9 +90,14 @@ def assemble(config: TrainConfig, runtime: Runtime, found: Found | None, dataset
     bare_policy = _make_policy(config, data, found)
     preprocessor, postprocessor = _make_processors(config, data, bare_policy, runtime.device, found)
     policy, optimizer = runtime.prepare(bare_policy, partial(_make_optimizer, config))
+    if found is not None:
+        load_weights(runtime.unwrap(policy), found.pretrained_dir)
     scheduler = config.scheduler.build(optimizer, config.steps) if config.scheduler is not None else None
     ema = EMA(runtime.unwrap(policy), config.ema.decay) if config.ema.enable else None
     progress = _restore(config, runtime, policy, optimizer, scheduler, ema, found)
+    window = MetricWindow()
+    if found is not None:
+        window.restore(load_metric_window(found.state_dir, runtime.rank, runtime.topology.world_size))
     stream = make_stream(data.train, seed, getattr(config.policy, "drop_n_last_frames", 0) or 0)
     batches = MicroBatches(stream, config.batch_size, runtime.rank, runtime.topology.world_size, progress.cursor)
     loader = make_training_loader(config, data.train, batches, runtime.device)
@@ -101,6 +111,7 @@ def assemble(config: TrainConfig, runtime: Runtime, found: Found | None, dataset
         optimizer=optimizer,
         scheduler=scheduler,
         ema=ema,
+        window=window,
         stream=stream,
         batches=iter(loader),
         progress=progress,
@@ -124,11 +135,10 @@ def _make_policy(config: TrainConfig, data: TrainingData, found: Found | None) -
     if found is None:
         return _build_policy(config, data)
     start_from = config.policy.pretrained_path
-    # The weights come from the checkpoint below; the policy that training began with need not be at hand again.
+    # The weights come from the checkpoint; the policy that training began with need not be at hand again.
     config.policy.pretrained_path = None
     policy = _build_policy(config, data)
     config.policy.pretrained_path = start_from
-    load_model(policy, found.pretrained_dir / layout.WEIGHTS, device=str(config.policy.device))
     return policy
 
 
@@ -219,9 +229,12 @@ def _restore(
 
 def _restore_ema(ema: EMA, policy: nn.Module, found: Found) -> None:
     directory = found.step_dir / layout.EMA_MODEL
-    if directory.is_dir():
-        num_updates = files.read_json(found.state_dir / layout.TRAINING_STEP)["ema_updates"]
-        ema.load(read_weights(policy, directory), num_updates)
+    if has_weights(directory):
+        own = policy.state_dict() | ema.averages
+        averaged = {id(average) for average in ema.averages.values()}
+        stored = stored_tensors(policy, own)
+        load_tensors({name: tensor for name, tensor in stored.items() if id(tensor) in averaged}, directory)
+        ema.num_updates = int(files.read_json(found.state_dir / layout.TRAINING_STEP)["ema_updates"])
     else:
         logger.warning("the checkpoint holds no average: it starts anew from the restored weights")
 

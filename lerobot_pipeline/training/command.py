@@ -10,7 +10,7 @@ from lerobot_pipeline.backend.launch import guard_environment, is_main_rank, ran
 from lerobot_pipeline.backend.signals import SignalListener, launcher_of_this_rank
 from lerobot_pipeline.config.request import read_train_request
 from lerobot_pipeline.errors import EXIT_DONE, PipelineError
-from lerobot_pipeline.phases import enter_phase
+from lerobot_pipeline.phases import Phase, phase
 from lerobot_pipeline.training.console import set_up_logging
 from lerobot_pipeline.training.run_directory import ATTEMPT_VARIABLE, Attempt, Outcome
 
@@ -27,8 +27,8 @@ def run(arguments: list[str]) -> int:
             set_up_logging(is_main_rank())
             guard_environment()
             request = read_train_request(arguments)
-            enter_phase("import")
-            from lerobot_pipeline.training.session import train
+            with phase(Phase.IMPORT):
+                from lerobot_pipeline.training.session import train
 
             train(request, signals, attempt)
         except BaseException as error:

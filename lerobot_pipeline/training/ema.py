@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from lerobot_pipeline.backend.dtensors import gather_whole, local_part
 
@@ -20,7 +20,8 @@ class EMA:
         self.decay = decay
         self.num_updates = 0
         self._parameters = {name: p for name, p in policy.named_parameters() if p.requires_grad}
-        self._averages = {name: p.detach().float().clone() for name, p in self._parameters.items()}
+        self.averages = {name: p.detach().float().clone() for name, p in self._parameters.items()}
+        """Parameter name -> average, laid out as the parameter is; what a checkpoint fills on resume."""
 
     @torch.no_grad()
     def update(self) -> None:
@@ -28,27 +29,19 @@ class EMA:
         self.num_updates += 1
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
         current = [local_part(parameter.detach()).float() for parameter in self._parameters.values()]
-        torch._foreach_lerp_([local_part(average) for average in self._averages.values()], current, 1 - decay)
+        torch._foreach_lerp_([local_part(average) for average in self.averages.values()], current, 1 - decay)
 
     def over(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a whole state dict with the averages in place of the trainable parameters.
+        """Return a state dict with the averages in place of the trainable parameters, whole or in shards as they are.
 
         Collective for a sharded policy; ranks whose `weights` are empty get an empty dict.
         """
         averaged = dict(weights)
-        for name, average in self._averages.items():
-            whole = gather_whole(average)
-            if weights:
-                averaged[name] = whole.to(weights[name].device, weights[name].dtype)
-        return averaged
-
-    @torch.no_grad()
-    def load(self, weights: dict[str, Tensor], num_updates: int) -> None:
-        """Go on from averages that were saved."""
-        self.num_updates = num_updates
-        for name, average in self._averages.items():
-            if isinstance(average, DTensor):
-                whole = weights[name].to(average.device)
-                average.copy_(distribute_tensor(whole, average.device_mesh, average.placements))
+        for name, average in self.averages.items():
+            if isinstance(weights.get(name), DTensor):
+                averaged[name] = average.to(weights[name].dtype)
             else:
-                average.copy_(weights[name])
+                whole = gather_whole(average)
+                if weights:
+                    averaged[name] = whole.to(weights[name].device, weights[name].dtype)
+        return averaged

@@ -12,15 +12,16 @@ from typing import Any
 from lerobot_pipeline.backend.devices import peak_memory_gb
 from lerobot_pipeline.backend.runtime import StepResult
 from lerobot_pipeline.checkpoint import layout
-from lerobot_pipeline.checkpoint.weights import is_adapted
-from lerobot_pipeline.checkpoint.writer import CheckpointWriter, Snapshot
+from lerobot_pipeline.checkpoint.forms import capture_weights
+from lerobot_pipeline.checkpoint.snapshot import Snapshot
+from lerobot_pipeline.checkpoint.writer import CheckpointWriter
 from lerobot_pipeline.data.loading import scale_images
-from lerobot_pipeline.phases import enter_phase
+from lerobot_pipeline.phases import Phase, phase
 from lerobot_pipeline.training.assembly import Run
 from lerobot_pipeline.training.console import TrainingProgress, metric_line
 from lerobot_pipeline.training.divergence import gradient_failure, loss_failure
 from lerobot_pipeline.training.interruption import StopVote
-from lerobot_pipeline.training.metrics import MetricWindow
+from lerobot_pipeline.training.keeping import CheckpointKeeper
 from lerobot_pipeline.training.run_lock import RunLock
 from lerobot_pipeline.training.tracking import MetricLog, Trackers
 from lerobot_pipeline.training.validation import Abandoned, held_out_loss, rollouts
@@ -41,8 +42,9 @@ class TrainingLoop:
         self.lock = lock
         self._saved_step = run.progress.step
         self.run_dir = Path(run.config.output_dir or ".")
-        self.writer = CheckpointWriter(self.run_dir, run.runtime, run.config.steps)
-        self.window = MetricWindow()
+        self.writer = CheckpointWriter(self.run_dir, run.runtime, run.config.steps, run.config.async_checkpoint)
+        self.keeper: CheckpointKeeper | None = None
+        self.window = run.window
         self.last_loss: float | None = None
         self._camera_keys = run.data.meta.camera_keys
         self._update_hook = getattr(run.bare_policy, "update", None)
@@ -62,19 +64,26 @@ class TrainingLoop:
         """Train to the end, from wherever the run stands. Leaves a whole checkpoint of the last step."""
         self.run.policy.train()
         log = MetricLog(self.run_dir, self.step) if self.runtime.is_main else None
+        self.keeper = CheckpointKeeper(self.config, self.run_dir) if self.runtime.is_main else None
         trackers = Trackers(self.config, self.config.job_name or self.run_dir.name) if self.runtime.is_main else None
         try:
             with TrainingProgress(self.config.steps, self.step, self.runtime.is_main) as bar:
                 while not self._has_ended():
+                    self.writer.check()
                     self.vote.begin()
-                    self._one_step()
+                    with phase(Phase.STEP):
+                        self._one_step()
                     bar.advance()
                     if self.config.log_freq > 0 and self.step % self.config.log_freq == 0:
-                        self._log(log, trackers, bar)
+                        with phase(Phase.LOG):
+                            self._log(log, trackers, bar)
                     self._save_when_due()
                     self._look(log, trackers)
+                    self._retain()
                     self._stop_if_decided()
+            self._end_saving()
         finally:
+            self.writer.close()
             if trackers is not None:
                 trackers.finish()
 
@@ -83,14 +92,18 @@ class TrainingLoop:
 
     def _one_step(self) -> None:
         started = time.perf_counter()
-        enter_phase("batch")
-        batch = next(self.run.batches)
-        batch = self.run.preprocessor(scale_images(batch, self._camera_keys))
+        with phase(Phase.BATCH):
+            batch = next(self.run.batches)
+            batch = self.run.preprocessor(scale_images(batch, self._camera_keys))
         loaded = time.perf_counter()
         with self.runtime.accumulate(self.run.policy):
             loss, outputs = self.run.policy(batch)
-            self.runtime.backward(loss)
-        result = self.runtime.finish_step(self.run.policy, self.run.optimizer, self.run.scheduler, self._clip_norm())
+            with phase(Phase.BACKWARD):
+                self.runtime.backward(loss)
+        with phase(Phase.UPDATE):
+            result = self.runtime.finish_step(
+                self.run.policy, self.run.optimizer, self.run.scheduler, self._clip_norm()
+            )
         if result.did_update:
             self._after_update()
         self._advance()
@@ -103,7 +116,6 @@ class TrainingLoop:
         if result.has_diverged:
             self._require_finite()
             raise gradient_failure(self.run)
-        enter_phase("step")
 
     def _clip_norm(self) -> float:
         assert self.config.optimizer is not None
@@ -154,6 +166,8 @@ class TrainingLoop:
     def _tell(self, kind: str, log: MetricLog | None, trackers: Trackers | None, values: dict[str, Any]) -> None:
         if log is not None and trackers is not None:
             log.write(kind, self.step, values)
+            if self.keeper is not None:
+                self.keeper.note(kind, self.step, values)
             trackers.log(kind, self.step, values)
 
     def _save_when_due(self) -> None:
@@ -165,15 +179,18 @@ class TrainingLoop:
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint of the run as it stands. Collective, at an update boundary."""
+        """Write a checkpoint of the run as it stands. Collective, at an update boundary.
+
+        With `async_checkpoint` it is whole once `writer.wait` has returned.
+        """
         self._require_finite()
         if self.lock is not None:
             self.lock.require_held()
         started = time.perf_counter()
-        enter_phase("save")
         run, ema = self.run, self.run.ema
-        weights = self.runtime.gather_weights(run.policy, only_trainable=is_adapted(run.bare_policy))
-        path = self.writer.save(
+        averaging = ema.over if ema is not None else None
+        weights, average = capture_weights(self.runtime, run.policy, self.config.checkpoint_format, averaging)
+        self.writer.save(
             Snapshot(
                 policy=run.bare_policy,
                 preprocessor=run.preprocessor,
@@ -184,15 +201,24 @@ class TrainingLoop:
                 train_config=self.config.to_dict(),
                 science=self.science,
                 weights=weights,
-                ema_weights=ema.over(run.bare_policy.state_dict() if weights is None else weights) if ema else None,
+                average=average,
                 ema_updates=ema.num_updates if ema is not None else 0,
+                metric_window=self.window.dump(),
             )
         )
         self._saved_step = self.step
         if (deadline := self.vote.request.deadline) is not None:
-            deadline.longest_save_s = max(deadline.longest_save_s, time.perf_counter() - started)
-        if self.runtime.is_main:
-            logger.info("saved %s", path)
+            took_s = time.perf_counter() - started + self.writer.background_s
+            deadline.longest_save_s = max(deadline.longest_save_s, took_s)
+
+    def _retain(self) -> None:
+        if self.keeper is not None:
+            self.keeper.apply(self.writer.newest_step)
+
+    def _end_saving(self) -> None:
+        """Wait for what is written in the background; from here on everything that was saved is whole."""
+        self.writer.wait()
+        self._retain()
 
     def _stop_if_decided(self) -> None:
         """Save and end the run if it is to stop. Collective; in the midst of an update it goes on to its end."""
@@ -202,6 +228,7 @@ class TrainingLoop:
             raise self.vote.stopped(f"stopped after step {self.step}, of which --save_checkpoint=false keeps nothing")
         if self._saved_step != self.step:
             self.save()
+        self._end_saving()
         raise self.vote.stopped(f"stopped after step {self.step} of {self.config.steps}, saved in {self.run_dir}")
 
     def _require_finite(self) -> None:
@@ -216,9 +243,11 @@ class TrainingLoop:
     def _look_at_policy(self, log: MetricLog | None, trackers: Trackers | None) -> None:
         config = self.config
         if self.run.data.held_out is not None and config.eval_steps > 0 and self.step % config.eval_steps == 0:
-            enter_phase("evaluation")
-            self._tell("held_out", log, trackers, {"loss": held_out_loss(self.run, self.vote)})
+            with phase(Phase.EVALUATION):
+                loss = held_out_loss(self.run, self.vote)
+            self._tell("held_out", log, trackers, {"loss": loss})
         if config.env is not None and config.env_eval_freq > 0 and self.step % config.env_eval_freq == 0:
             videos_dir = self.run_dir / "eval" / f"videos_step_{layout.step_name(self.step, config.steps)}"
-            enter_phase("evaluation")
-            self._tell("rollout", log, trackers, rollouts(self.run, videos_dir, self.vote))
+            with phase(Phase.EVALUATION):
+                values = rollouts(self.run, videos_dir, self.vote)
+            self._tell("rollout", log, trackers, values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,15 @@ class MetricWindow:
             if is_number or (isinstance(value, Tensor) and value.numel() == 1):
                 self.add(name if name != "loss" else "policy_loss", value)
 
+    def dump(self) -> dict[str, tuple[float, float]]:
+        """Return what was summed up so far: name -> (sum, count), exact."""
+        return {name: (float(total), float(self._counts[name])) for name, total in self._sums.items()}
+
+    def restore(self, stored: Mapping[str, Sequence[float]]) -> None:
+        """Go on from what `dump` returned. A sum that was a float32 goes on as one: adding to it rounds as before."""
+        for name, (total, count) in stored.items():
+            self._sums[name], self._counts[name] = total, count
+
     def excuse(self) -> None:
         """Forget losses that were not finite: their update overflowed in fp16 and was skipped."""
         self._first_bad_step = _NEVER
@@ -66,7 +75,7 @@ class MetricWindow:
 
         What was finite in no step of any rank is left out.
         """
-        local = {name: (float(total), float(self._counts[name])) for name, total in self._sums.items()}
+        local = self.dump()
         self._sums.clear()
         self._counts.clear()
         ranks = [{name: pair for name, pair in rank.items() if pair[1]} for rank in runtime.gather(local)]

@@ -14,9 +14,9 @@ from lerobot_pipeline.backend.launch import is_main_rank, world_size
 from lerobot_pipeline.backend.runtime import Runtime
 from lerobot_pipeline.backend.signals import SignalListener
 from lerobot_pipeline.checkpoint import layout
+from lerobot_pipeline.checkpoint.publication import remove_leftovers
 from lerobot_pipeline.checkpoint.reader import Found, find_checkpoint, newest_checkpoint
 from lerobot_pipeline.checkpoint.state import load_progress
-from lerobot_pipeline.checkpoint.writer import CheckpointWriter
 from lerobot_pipeline.config.attempt import AttemptOptions
 from lerobot_pipeline.config.building import build_train_config
 from lerobot_pipeline.config.publish import PublishConfig, PublishedPolicyConfig
@@ -27,7 +27,7 @@ from lerobot_pipeline.config.science import science_of
 from lerobot_pipeline.config.train import TrainConfig
 from lerobot_pipeline.data.loading import find_dataset
 from lerobot_pipeline.errors import UsageError
-from lerobot_pipeline.phases import enter_phase
+from lerobot_pipeline.phases import Phase, phase
 from lerobot_pipeline.publishing.publish import check_target, publish_checkpoint
 from lerobot_pipeline.training.adapting import require_public_base
 from lerobot_pipeline.training.assembly import assemble
@@ -100,8 +100,8 @@ def train(request: TrainRequest, signals: SignalListener, attempt: Attempt) -> N
 
 
 def _train_from_there(plan: Plan, runtime: Runtime, vote: StopVote, lock: RunLock | None) -> None:
-    enter_phase("assembly")
-    run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
+    with phase(Phase.ASSEMBLY):
+        run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
     vote.stop_before_the_start()
     log_banner(run)
     TrainingLoop(run, plan.science, vote, lock).train()
@@ -123,10 +123,9 @@ def make_plan(request: TrainRequest) -> Plan:
         found = _newest_in(values.get("output_dir"))
     config = build_train_config(values, request.requested_device)
     _, topology = Runtime.require_possible(config)
-    if topology.is_sharded and config.checkpoint_format != "safetensors":
-        raise UsageError(
-            "checkpoint_format", f"{config.checkpoint_format} is not part of this version; use safetensors"
-        )
+    if topology.is_sharded and config.checkpoint_format == "dcp" and config.policy and config.policy.push_to_hub:
+        reason = "dcp leaves shards only, which are never published; use safetensors_dcp"
+        raise UsageError("checkpoint_format", reason)
     if config.output_dir is None:
         config.output_dir = default_run_dir(config.job_name or "run")
     science = science_of(config.to_dict(), world_size())
@@ -232,7 +231,7 @@ def _as_it_stands_now(plan: Plan, runtime: Runtime, request: TrainRequest) -> Pl
 
 
 def _prepare_run_dir(plan: Plan, runtime: Runtime) -> None:
-    CheckpointWriter(plan.run_dir, runtime, plan.config.steps).remove_leftovers()
+    remove_leftovers(plan.run_dir)
     if plan.found is not None:
         for line in plan.found.passed_over:
             logger.warning("passed over a damaged checkpoint: %s", line)

@@ -1,28 +1,8 @@
-"""Ranks that are started once a session."""
+"""What tests of several processes share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-
-from .ranks import RankPool
-
-
-@pytest.fixture(scope="session")
-def two_ranks() -> Iterator[RankPool]:
-    """Two gloo ranks."""
-    pool = RankPool(2)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="session")
-def four_ranks() -> Iterator[RankPool]:
-    """Four gloo ranks."""
-    pool = RankPool(4)
-    yield pool
-    pool.close()
 
 
 @pytest.fixture

@@ -48,6 +48,8 @@ class RankPool:
             waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in answers}
             ready = wait(list(waiting), _TIMEOUT_S)
             if not ready:
+                # Their late answer would be taken for that of the next task.
+                self._restart()
                 raise RuntimeError(f"ranks {sorted(waiting.values())} did not answer in {_TIMEOUT_S} s")
             for pipe in ready:
                 assert isinstance(pipe, Connection)

@@ -153,7 +153,7 @@ def _state(run: Run, loop: TrainingLoop, hook_calls: int) -> StepState:
     return StepState(
         weights=_digest(run.policy.state_dict().values()),
         moments=_digest(moments),
-        average=_digest(run.ema._averages.values()),
+        average=_digest(run.ema.averages.values()),
         lr=float(run.optimizer.param_groups[0]["lr"]),
         scale=run.runtime.scaler.get_scale(),
         num_skips=run.runtime.num_skips,
