@@ -23,6 +23,9 @@ LAUNCHER_IS_GONE = 1001
 
 _PARENT_POLL_S = 1.0
 
+_END = 0
+"""What tells the listening thread to end; no signal has this number."""
+
 
 class SignalListener:
     """Remembers the first request to stop. Later ones change nothing: the first is being answered already."""
@@ -62,8 +65,10 @@ class SignalListener:
             signal.set_wakeup_fd(previous_fd)
             for number in taken:
                 signal.signal(number, previous[number])
-            theirs.close()
+            # Closing would not do: data workers that were forked hold the socket open.
+            theirs.send(bytes([_END]))
             watch.join()
+            theirs.close()
             ours.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -74,11 +79,11 @@ class SignalListener:
             ready, _, _ = select.select([wakeup], [], [], _PARENT_POLL_S)
             if ready:
                 numbers = wakeup.recv(256)
-                if not numbers:
-                    return
                 for number in filter(STOP_SIGNALS.__contains__, numbers):
                     self._pass_on(number)
                     self.note(number)
+                if _END in numbers:
+                    return
             elif self._launcher is not None and os.getppid() != self._launcher:
                 self.note(LAUNCHER_IS_GONE)
 

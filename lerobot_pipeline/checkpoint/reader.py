@@ -103,6 +103,7 @@ def _candidates(path: Path) -> list[Path]:
     if (path / layout.PRETRAINED_MODEL).is_dir():
         siblings = layout.step_dirs(path.resolve().parent.parent)
         return [step for step in siblings if step.name <= path.resolve().name] or [path]
-    if path.name == layout.CHECKPOINTS:
+    if path.name == layout.CHECKPOINTS and not (path / layout.CHECKPOINTS).is_dir():
+        # Not a run that is called so itself.
         path = path.parent
     return layout.step_dirs(path)

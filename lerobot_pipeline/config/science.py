@@ -29,7 +29,9 @@ ENGINE_KEYS = (
     "parallelism",
     "persistent_workers",
     "policy.device",
+    "policy.input_features",
     "policy.license",
+    "policy.output_features",
     "policy.private",
     "policy.push_to_hub",
     "policy.repo_id",
@@ -45,6 +47,7 @@ ENGINE_KEYS = (
 )
 """Keys (and groups) that say how a run is executed, watched or published: they may change between two attempts.
 
+A policy's features are read off the dataset, which is science itself; they stand in stored configs only.
 `batch_size` and accumulation are here because only their product with the number of workers is science.
 """
 

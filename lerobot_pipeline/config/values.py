@@ -169,7 +169,7 @@ def _to_choice(node: Node, value: Any, key: str) -> dict[str, Any]:
 def unknown_choice(key: str, chosen: str, options: Mapping[str, Any]) -> ConfigError:
     """Return the error for a `type` that is not registered."""
     near = difflib.get_close_matches(chosen, options, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(options))}"
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(options)) or 'none'}"
     return ConfigError(_join(key, "type"), f"unknown type {chosen!r}; {hint}")
 
 

@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -57,7 +58,7 @@ def split_file(source: Path, target: Path) -> None:
 
 
 def _write(source: Path, directory: Path) -> None:
-    entries: dict[str, TensorStorageMetadata] = {}
+    entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     places: dict[MetadataIndex, _StorageInfo] = {}
     with safe_open(source, framework="pt") as stored, (directory / _SHARD).open("wb") as stream:
         names = list(stored.keys())

@@ -7,12 +7,14 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from lerobot_pipeline.backend.signals import STOP_SIGNALS
 from lerobot_pipeline.cli import main
 from lerobot_pipeline.config.attempt import read_attempt_options
 from lerobot_pipeline.errors import EXIT_DONE, EXIT_STOPPED, ConfigError
@@ -20,6 +22,15 @@ from lerobot_pipeline.training.interruption import find_deadline
 from tests.phases import at_phase
 
 STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_on_a_terminal() -> Iterator[None]:
+    """In the background shells have some signals ignored, which stay so."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def send(number: int) -> Callable[[], None]:
@@ -143,16 +154,24 @@ def test_data_workers_outlive_a_signal_to_every_process(
     assert not psutil.wait_procs(workers, timeout=10)[1]
 
 
-def test_a_deadline_stops_in_time(tiny_act: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ends = time.time() + 8
-    flags = [flag for flag in tiny_act if "log_freq" not in flag]
-    endless = ["--batch_size=2", "--steps=1000000", "--log_freq=0", f"--output_dir={tmp_path}"]
-    assert main(["train", *flags, *endless, f"--deadline={ends}", "--deadline_margin=3"]) == EXIT_STOPPED
-    assert ends - 3 <= time.time() < ends
-    assert "the deadline is near: stopped after step" in capsys.readouterr().err.splitlines()[-1]
-    assert list(tmp_path.glob("checkpoints/0*"))
-    stored = next(tmp_path.glob("checkpoints/0*/pretrained_model/train_config.json")).read_text()
-    assert "deadline" not in stored, "a run that goes on has another deadline"
+def test_a_deadline_stops_in_time(
+    tiny_act: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later_s = 0.0
+
+    def wait() -> None:
+        nonlocal later_s
+        later_s = 3600 - 300
+
+    clock = SimpleNamespace(time=lambda: time.time() + later_s)
+    monkeypatch.setattr("lerobot_pipeline.training.interruption.time", clock)
+    with at_phase("step", 3, wait):
+        assert train(tiny_act, tmp_path, "--deadline=1h", "--deadline_margin=5m") == EXIT_STOPPED
+    assert "the deadline is near: stopped after step 3" in capsys.readouterr().err.splitlines()[-1]
+    stored = (tmp_path / "checkpoints/000003/pretrained_model/train_config.json").read_text()
+    assert '"deadline' not in stored, "a run that goes on has another deadline"
+    later_s = 0.0
+    assert train(tiny_act, tmp_path, "--deadline=1h", "--deadline_margin=5m") == EXIT_DONE
 
 
 def test_deadlines_are_lengths_of_time_numbers_of_seconds_or_moments() -> None:

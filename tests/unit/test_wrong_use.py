@@ -77,7 +77,7 @@ WRONG_USES: list[tuple[list[str], str]] = [
     ([*TRAIN, "--policy.path={tmp}"], "{tmp}/config.json is missing; name a checkpoint"),
     ([*TRAIN, "--dataset.streaming=true"], "dataset.streaming"),
     ([*TRAIN, "--job.target=a10g-small"], "job.target"),
-    ([*TRAIN, "--reward_model.type=sarm"], "reward_model: reward models are not trained by this engine"),
+    ([*TRAIN, "--reward_model.type=sarm"], "reward_model.type: unknown type 'sarm'; known: none"),
     # PEFT
     ([*TRAIN, "--peft.r=16"], "policy.path: is required with peft.*"),
     ([*TRAIN, "--policy.use_peft=true"], "policy.path: is required with peft.*"),

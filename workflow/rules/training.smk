@@ -1,7 +1,9 @@
 # What may start a training again, and what may not: config.json holds the run's science and is an input, compared by its
 # content. launch.json (topology, devices, logging), the environment and the dataset's check are ancient: a job that runs
 # needs them, but a new one makes no job run. Checkpoints are nobody's output, because Snakemake deletes outputs before a
-# job starts; a job that is started again finds them and goes on.
+# job starts; a job that is started again finds them and goes on. launch ends with 75 when it was told to stop and has
+# saved: to Snakemake a failure as any other, after which the job is started again. `exec` lets a signal to the job reach
+# the launcher.
 
 
 localrules:
@@ -58,7 +60,7 @@ rule train:
         "<logs>/{experiment}/{run}/train.log",
     benchmark:
         "<benchmarks>/{experiment}/{run}/train.tsv"
-    retries: 2
+    retries: 3
     threads: train_resource("threads")
     resources:
         nodes=train_resource("nodes"),
@@ -69,5 +71,5 @@ rule train:
     message:
         "Training {wildcards.experiment}/{wildcards.run}"
     shell:
-        "lerobot-pipeline launch --config={input.launch} --summary={output.summary}"
+        "exec lerobot-pipeline launch --config={input.launch} --summary={output.summary}"
         " --output_dir={resources.run_dir} >{log} 2>&1"

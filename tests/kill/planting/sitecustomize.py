@@ -1,0 +1,25 @@
+"""Imported by every Python that finds this folder on its path: sends a signal at a named moment of a run.
+
+`PLANTED` holds `phase:occurrence:rank:signal:target`; target is `self` (this rank) or `parent` (its launcher).
+"""
+
+import os
+import signal
+import sys
+
+_count = 0
+
+
+def _plant(event, arguments):
+    global _count
+    if event != "lerobot_pipeline.phase":
+        return
+    phase, occurrence, rank, number, target = os.environ["PLANTED"].split(":")
+    if arguments[0] == phase and os.environ.get("RANK", "0") == rank:
+        _count += 1
+        if _count == int(occurrence):
+            os.kill(os.getpid() if target == "self" else os.getppid(), signal.Signals[number])
+
+
+if "PLANTED" in os.environ:
+    sys.addaudithook(_plant)
