@@ -12,14 +12,10 @@ import torch
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from lerobot_pipeline.backend.exchange import Exchange
-from lerobot_pipeline.config.request import read_train_request
 from lerobot_pipeline.training import validation
-from lerobot_pipeline.training.assembly import assemble
-from lerobot_pipeline.training.loop import TrainingLoop
-from lerobot_pipeline.training.session import make_plan
 
 from .layouts import LAYOUTS, pool_of, run_under
-from .recording import Recording, RecordingRuntime
+from .recording import open_loop
 
 TIME_OUT_S = 4
 ROLLOUT_S = 3 * TIME_OUT_S
@@ -29,6 +25,8 @@ LOOKS = [
     "--env.episode_length=6",
     "--eval.n_episodes=2",
     "--eval.batch_size=2",
+    # Ranks of tests may not start processes of their own.
+    "--eval.use_async_envs=false",
     "--env_eval_freq=1",
     "--dataset.eval_split=0.25",
     "--eval_steps=1",
@@ -48,42 +46,32 @@ def train_with_looks(arguments: list[str], is_impatient: bool = False) -> tuple[
     Returns:
         what each look found, the last loss, and whether autocast was on while rolling out.
     """
-    plan = make_plan(read_train_request(arguments))
-    runtime = RecordingRuntime.from_config(plan.config)
-    assert isinstance(runtime, RecordingRuntime)
-    runtime.recording = Recording()
-    if is_impatient:
-        runtime.exchange = ImpatientExchange(runtime.topology.world_size)
-    plan.run_dir.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, float]] = []
     autocast: list[bool] = []
     roll_out = validation._roll_out
+    with open_loop(arguments) as (loop, _):
+        runtime, look = loop.runtime, loop._look
+        if is_impatient:
+            runtime.exchange = ImpatientExchange(runtime.topology.world_size)
 
-    def roll_out_slowly(*arguments: Any) -> dict[str, float]:
-        time.sleep(ROLLOUT_S)
-        with runtime.autocast():
-            autocast.append(torch.is_autocast_enabled("cpu"))
-        return roll_out(*arguments)
-
-    try:
-        run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
-        loop = TrainingLoop(run, plan.science)
-        loop._tell = lambda kind, log, trackers, values: found.append(values) if kind != "train" else None  # type: ignore
-        look = loop._look
+        def roll_out_slowly(*arguments: Any) -> dict[str, float]:
+            time.sleep(ROLLOUT_S)
+            with runtime.autocast():
+                autocast.append(torch.is_autocast_enabled("cpu"))
+            return roll_out(*arguments)
 
         def look_impatiently(*arguments: Any) -> None:
             _set_time_out(TIME_OUT_S)
             look(*arguments)
             _set_time_out(120)
 
+        loop._tell = lambda kind, log, trackers, values: found.append(values) if kind != "train" else None  # type: ignore
         loop._look = look_impatiently  # type: ignore[method-assign]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(validation, "_roll_out", roll_out_slowly)
             loop.train()
         assert loop.last_loss is not None
         return found, loop.last_loss, any(autocast)
-    finally:
-        runtime.close()
 
 
 def _set_time_out(seconds: float) -> None:
