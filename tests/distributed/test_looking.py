@@ -17,7 +17,7 @@ from lerobot_pipeline.training import validation
 from .layouts import LAYOUTS, pool_of, run_under
 from .recording import open_loop
 
-TIME_OUT_S = 4
+TIME_OUT_S = 2
 ROLLOUT_S = 3 * TIME_OUT_S
 LOOKS = [
     "--env.type=pusht",
@@ -27,7 +27,7 @@ LOOKS = [
     "--eval.batch_size=2",
     # Ranks of tests may not start processes of their own.
     "--eval.use_async_envs=false",
-    "--env_eval_freq=1",
+    "--env_eval_freq=2",
     "--dataset.eval_split=0.25",
     "--eval_steps=1",
 ]
@@ -55,7 +55,7 @@ def train_with_looks(arguments: list[str], is_impatient: bool = False) -> tuple[
             runtime.exchange = ImpatientExchange(runtime.topology.world_size)
 
         def roll_out_slowly(*arguments: Any) -> dict[str, float]:
-            time.sleep(ROLLOUT_S)
+            time.sleep(ROLLOUT_S if runtime.topology.world_size > 1 else 0)
             with runtime.autocast():
                 autocast.append(torch.is_autocast_enabled("cpu"))
             return roll_out(*arguments)
@@ -86,7 +86,8 @@ def looking_act(exact_act: list[str], pusht_state_dataset: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "mixed_precision"), [("DDP 2", "no"), ("FSDP2 2", "no"), ("FSDP2 2", "bf16"), ("HSDP 2x2", "no")]
+    ("layout", "mixed_precision"),
+    [("DDP 2", "no"), ("DDP 2", "bf16"), ("FSDP2 2", "no"), ("FSDP2 2", "bf16"), ("HSDP 2x2", "no")],
 )
 def test_every_rank_looks_and_none_gives_up(
     layout: str, mixed_precision: str, looking_act: list[str], tmp_path: Path, request: pytest.FixtureRequest
@@ -95,7 +96,7 @@ def test_every_rank_looks_and_none_gives_up(
     flags += [f"--batch_size={4 // LAYOUTS[layout].world_size}", f"--output_dir={tmp_path / 'run'}"]
     results = run_under(layout, request, train_with_looks, flags)
     found, loss, _ = results[0]
-    assert [sorted(values) == ["loss"] for values in found] == [True, False, True, False]
+    assert [sorted(values) == ["loss"] for values in found] == [True, True, False]
     for ours, *_ in results:
         assert ours == found, "every rank knows what was found"
     is_sharded = layout != "DDP 2"
