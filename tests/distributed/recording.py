@@ -129,24 +129,33 @@ class UnreducedLocalNormClipping(MissingAllReduce):
         return super()._clip(policy, max_grad_norm)
 
 
-def record_training(arguments: list[str], runtime_class: type[RecordingRuntime] = RecordingRuntime) -> Recording:
-    """Train as `lerobot-pipeline train` would, and return what was computed."""
+@contextmanager
+def open_loop(
+    arguments: list[str], runtime_class: type[RecordingRuntime] = RecordingRuntime
+) -> Iterator[tuple[TrainingLoop, Recording]]:
+    """Yield the loop that `lerobot-pipeline train` would run, before its first step."""
     plan = make_plan(read_train_request(arguments))
     runtime = runtime_class.from_config(plan.config)
     assert isinstance(runtime, RecordingRuntime)
-    runtime.recording = recording = Recording()
+    runtime.recording = Recording()
     plan.run_dir.mkdir(parents=True, exist_ok=True)
     try:
         run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
-        loop = TrainingLoop(run, plan.science, StopVote(StopRequest(SignalListener()), runtime))
+        yield TrainingLoop(run, plan.science, StopVote(StopRequest(SignalListener()), runtime)), runtime.recording
+    finally:
+        runtime.close()
+
+
+def record_training(arguments: list[str], runtime_class: type[RecordingRuntime] = RecordingRuntime) -> Recording:
+    """Train as `lerobot-pipeline train` would, and return what was computed."""
+    with open_loop(arguments, runtime_class) as (loop, recording):
+        run = loop.run
         run.batches = _remembering(run.batches, recording)
         _watch_losses(loop, recording)
         loop.train()
         state = run.bare_policy.state_dict()
         recording.weights = {name: gather_whole(value).detach().clone() for name, value in state.items()}
         recording.averages = run.ema.over(recording.weights) if run.ema is not None else {}
-    finally:
-        runtime.close()
     return recording
 
 
