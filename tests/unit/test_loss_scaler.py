@@ -15,7 +15,7 @@ from torch import nn
 from lerobot_pipeline.backend.precision import GradScalerConfig, LossScaler, Precision
 from lerobot_pipeline.backend.runtime import Runtime, StepResult
 from lerobot_pipeline.checkpoint import layout
-from lerobot_pipeline.checkpoint.state import Progress, load_state, save_state
+from lerobot_pipeline.checkpoint.state import Progress, capture_state, load_state
 from lerobot_pipeline.errors import RunFailure
 from tests.distributed.toys import toy_runtime
 
@@ -104,7 +104,7 @@ def test_the_five_values_survive_two_resumes_with_their_types(tmp_path: Path) ->
     expected["_growth_tracker"] = 2
     for resume in ("first", "second"):
         directory = tmp_path / resume
-        save_state(directory, Progress(4, 4, 1, 1, 1), None, scaler, [], {})
+        capture_state(Progress(4, 4, 1, 1, 1), None, scaler, [], {}).write(directory)
         stored = json.loads((directory / layout.SCALER_STATE).read_text())
         assert stored == expected
         assert {name: type(value) for name, value in stored.items()} == {
