@@ -28,6 +28,7 @@ from lerobot_pipeline.backend.sharding import (
     make_mesh,
     set_gradient_sync,
 )
+from lerobot_pipeline.backend.tied import tied_names
 from lerobot_pipeline.backend.unit_watch import UnitWatch
 from lerobot_pipeline.backend.wrap_units import WrapUnits, find_wrap_units
 
@@ -174,7 +175,11 @@ class ShardedLayout:
         """Gather the float32 masters on the main rank's CPU; other ranks get an empty dict."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=only_trainable)
         gathered: dict[str, Any] = get_model_state_dict(policy, options=options)
-        return {name: without_padding(tensor) for name, tensor in gathered.items()}
+        whole = {name: without_padding(tensor) for name, tensor in gathered.items()}
+        for first, *others in tied_names(policy):
+            # Gathered apart, they are one tensor again, so that it is stored once.
+            whole |= {name: whole[first] for name in others if first in whole}
+        return whole
 
     def describe(self) -> dict[str, Any]:
         """Return units and the precision policy in force."""

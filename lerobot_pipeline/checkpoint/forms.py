@@ -17,6 +17,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from lerobot_pipeline.backend.dtensors import local_part
 from lerobot_pipeline.backend.runtime import Runtime
+from lerobot_pipeline.backend.tied import spare_names
 from lerobot_pipeline.checkpoint.shards import load_shards, save_shards
 from lerobot_pipeline.checkpoint.weights import is_adapted, save_config, save_weights, stored_tensors
 from lerobot_pipeline.config.policy_files import SHARDS, weights_file
@@ -67,11 +68,11 @@ def capture_weights(
         gathered = runtime.gather_weights(policy, only_trainable=is_adapted(bare))
     if is_sharded and checkpoint_format != "safetensors":
         shards = _own_tensors(bare)
-    weights = Weights(_stored(bare, gathered), _stored(bare, shards))
+    weights = _forms(bare, gathered, shards)
     if average is None:
         return weights, None
-    averaged = [None if state is None else _stored(bare, average(state)) for state in (gathered, shards)]
-    return weights, Weights(*averaged)
+    averaged = [None if state is None else average(state) for state in (gathered, shards)]
+    return weights, _forms(bare, *averaged)
 
 
 def load_weights(policy: nn.Module, directory: Path) -> None:
@@ -83,11 +84,11 @@ def load_weights(policy: nn.Module, directory: Path) -> None:
     Raises:
         RunFailure: a tensor is missing, damaged or of another shape.
     """
-    load_tensors(stored_tensors(policy, _own_tensors(policy)), directory)
+    load_tensors(policy, stored_tensors(policy, _own_tensors(policy)), directory)
 
 
 @torch.no_grad()
-def load_tensors(targets: dict[str, Tensor], directory: Path) -> None:
+def load_tensors(policy: nn.Module, targets: dict[str, Tensor], directory: Path) -> None:
     """Fill tensors by their names from the weights in `directory`; a sharded one reads its own part only. Collective.
 
     Where both forms are there, shards fill a sharded policy and the file a whole one.
@@ -95,7 +96,9 @@ def load_tensors(targets: dict[str, Tensor], directory: Path) -> None:
     is_sharded = any(isinstance(target, DTensor) for target in targets.values())
     path = weights_file(directory)
     if (directory / SHARDS).is_dir() and (is_sharded or not path.is_file()):
-        load_shards({_MODEL: targets}, directory / SHARDS)
+        spare = spare_names(policy)
+        kept = {name: target for name, target in targets.items() if name not in spare}
+        load_shards({_MODEL: kept}, directory / SHARDS)
     else:
         _load_file(targets, path)
 
@@ -109,6 +112,15 @@ def _own_tensors(policy: nn.Module) -> dict[str, Tensor]:
     """Return a policy's state dict as this rank holds it, sharing its memory."""
     state: dict[str, Any] = get_model_state_dict(policy)
     return state
+
+
+def _forms(policy: nn.Module, gathered: dict[str, Tensor] | None, shards: dict[str, Tensor] | None) -> Weights:
+    stored = _stored(policy, shards)
+    if stored is not None:
+        # Unlike safetensors, DCP would store a tied parameter under each of its names.
+        spare = spare_names(policy)
+        stored = {name: tensor for name, tensor in stored.items() if name not in spare}
+    return Weights(_stored(policy, gathered), stored)
 
 
 def _stored(policy: nn.Module, state: dict[str, Tensor] | None) -> dict[str, Tensor] | None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lerobot_pipeline import files
+from lerobot_pipeline.backend.tied import tied_names
 from lerobot_pipeline.config.policy_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHTS
 from lerobot_pipeline.errors import UsageError
 
@@ -84,11 +85,9 @@ def missing_parameters(policy: nn.Module, weights: Path) -> list[str]:
     """Return the parameters that a weights file leaves at their random start, which LeRobot only logs."""
     with safe_open(weights, framework="pt") as stored:
         stored_keys = set(stored.keys())
-    names_of: dict[int, list[str]] = {}
-    for name, parameter in policy.named_parameters(remove_duplicate=False):
-        names_of.setdefault(id(parameter), []).append(name)
     # Tied weights are stored once, under any of their names.
-    return [names[0] for names in names_of.values() if not stored_keys.intersection(names)]
+    stored_by_tie = {name for names in tied_names(policy) if stored_keys.intersection(names) for name in names}
+    return [name for name, _ in policy.named_parameters() if name not in stored_keys | stored_by_tie]
 
 
 def _describe_adapter(policy: PeftModel) -> dict[str, Any]:

@@ -230,10 +230,10 @@ def _restore(
 def _restore_ema(ema: EMA, policy: nn.Module, found: Found) -> None:
     directory = found.step_dir / layout.EMA_MODEL
     if has_weights(directory):
-        own = policy.state_dict() | ema.averages
+        own = policy.state_dict() | ema.named_averages()
         averaged = {id(average) for average in ema.averages.values()}
         stored = stored_tensors(policy, own)
-        load_tensors({name: tensor for name, tensor in stored.items() if id(tensor) in averaged}, directory)
+        load_tensors(policy, {name: tensor for name, tensor in stored.items() if id(tensor) in averaged}, directory)
         ema.num_updates = int(files.read_json(found.state_dir / layout.TRAINING_STEP)["ema_updates"])
     else:
         logger.warning("the checkpoint holds no average: it starts anew from the restored weights")

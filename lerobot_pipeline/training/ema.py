@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from lerobot_pipeline.backend.dtensors import gather_whole, local_part
+from lerobot_pipeline.backend.tied import tied_names
 
 
 class EMA:
@@ -21,7 +22,8 @@ class EMA:
         self.num_updates = 0
         self._parameters = {name: p for name, p in policy.named_parameters() if p.requires_grad}
         self.averages = {name: p.detach().float().clone() for name, p in self._parameters.items()}
-        """Parameter name -> average, laid out as the parameter is; what a checkpoint fills on resume."""
+        """Parameter name -> average, laid out as the parameter is."""
+        self._tied = [names for names in tied_names(policy) if names[0] in self.averages]
 
     @torch.no_grad()
     def update(self) -> None:
@@ -30,6 +32,10 @@ class EMA:
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
         current = [local_part(parameter.detach()).float() for parameter in self._parameters.values()]
         torch._foreach_lerp_([local_part(average) for average in self.averages.values()], current, 1 - decay)
+
+    def named_averages(self) -> dict[str, Tensor]:
+        """Return the averages under every name that their parameters have; what a checkpoint fills on resume."""
+        return self.averages | {name: self.averages[names[0]] for names in self._tied for name in names}
 
     def over(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict with the averages in place of the trainable parameters, whole or in shards as they are.
@@ -44,4 +50,6 @@ class EMA:
                 whole = gather_whole(average)
                 if weights:
                     averaged[name] = whole.to(weights[name].device, weights[name].dtype)
+        for first, *others in self._tied:
+            averaged |= {name: averaged[first] for name in others if name in averaged}
         return averaged

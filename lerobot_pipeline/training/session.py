@@ -129,9 +129,24 @@ def make_plan(request: TrainRequest) -> Plan:
     if config.output_dir is None:
         config.output_dir = default_run_dir(config.job_name or "run")
     science = science_of(config.to_dict(), world_size())
+    if found is not None:
+        _require_whole_updates(found, config)
     if found is not None and request.config_path is None:
         require_same_science(found, science, Path(config.output_dir))
     return Plan(config, science, found, find_dataset(config), newest_seen)
+
+
+def _require_whole_updates(found: Found, config: TrainConfig) -> None:
+    """Refuse a changed accumulation that would leave the last gradients without their update, and so unsaved."""
+    accumulation = config.accelerator.gradient_accumulation.steps
+    left = config.steps - load_progress(found.state_dir).step
+    if left > 0 and left % accumulation:
+        fitting = config.steps - left % accumulation + accumulation
+        raise UsageError(
+            "steps",
+            f"{left} are left to step {config.steps}, no multiple of accelerator.gradient_accumulation.steps="
+            f"{accumulation}, so the last gradients would be lost; use {fitting}",
+        )
 
 
 def _conclude(plan: Plan, runtime: Runtime, request: TrainRequest) -> None:

@@ -84,6 +84,10 @@ def _roll_out(run: Run, videos_dir: Path | None, vote: StopVote) -> dict[str, fl
             raise Abandoned
         return run.preprocessor(observation)
 
+    def postprocess(action: torch.Tensor) -> Any:
+        # Simulators know no bfloat16.
+        return run.postprocessor(action.float())
+
     env_preprocessor, env_postprocessor = make_env_pre_post_processors(env_cfg=config.env, policy_cfg=config.policy)
     envs = make_env(config.env, n_envs=config.eval.batch_size, use_async_envs=config.eval.use_async_envs)
     try:
@@ -94,7 +98,7 @@ def _roll_out(run: Run, videos_dir: Path | None, vote: StopVote) -> dict[str, fl
                 env_preprocessor=env_preprocessor,
                 env_postprocessor=env_postprocessor,
                 preprocessor=preprocess,
-                postprocessor=run.postprocessor,
+                postprocessor=postprocess,
                 n_episodes=config.eval.n_episodes,
                 videos_dir=videos_dir,
                 max_episodes_rendered=MAX_VIDEOS if videos_dir is not None else 0,

@@ -54,7 +54,7 @@ def largest_gradient_error(device: torch.device) -> float:
     topology = Topology(world_size=world_size, dp_replicate=1, dp_shard=world_size)
     config = FSDPConfig(wrap_modules=[_Block.__name__])
     sharder = Sharder(config, make_mesh(topology, device), Precision("no", device))
-    sharder.shard(sharded, sharder.find_units(sharded, "toy"))
+    sharder.shard(sharded, sharder.find_units(sharded, "toy"), "toy")
     whole(samples).backward()
     sharded(samples.chunk(world_size)[rank]).backward()
     errors = []

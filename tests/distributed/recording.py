@@ -98,9 +98,10 @@ class NormOfShardsOnly(RecordingRuntime):
     def _clip(self, policy: nn.Module, max_grad_norm: float) -> Tensor:
         whole = [p for p in policy.parameters() if p.grad is not None and not isinstance(p.grad, DTensor)]
         kept = [p.grad for p in whole]
+        super()._clip(policy, max_grad_norm=0)
         for parameter in whole:
             parameter.grad = None
-        grad_norm = super()._clip(policy, max_grad_norm)
+        grad_norm = Runtime._clip(self, policy, max_grad_norm)
         for parameter, gradient in zip(whole, kept, strict=True):
             parameter.grad = gradient
         return grad_norm
@@ -129,24 +130,33 @@ class UnreducedLocalNormClipping(MissingAllReduce):
         return super()._clip(policy, max_grad_norm)
 
 
-def record_training(arguments: list[str], runtime_class: type[RecordingRuntime] = RecordingRuntime) -> Recording:
-    """Train as `lerobot-pipeline train` would, and return what was computed."""
+@contextmanager
+def open_loop(
+    arguments: list[str], runtime_class: type[RecordingRuntime] = RecordingRuntime
+) -> Iterator[tuple[TrainingLoop, Recording]]:
+    """Yield the loop that `lerobot-pipeline train` would run, before its first step."""
     plan = make_plan(read_train_request(arguments))
     runtime = runtime_class.from_config(plan.config)
     assert isinstance(runtime, RecordingRuntime)
-    runtime.recording = recording = Recording()
+    runtime.recording = Recording()
     plan.run_dir.mkdir(parents=True, exist_ok=True)
     try:
         run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
-        loop = TrainingLoop(run, plan.science, StopVote(StopRequest(SignalListener()), runtime))
+        yield TrainingLoop(run, plan.science, StopVote(StopRequest(SignalListener()), runtime)), runtime.recording
+    finally:
+        runtime.close()
+
+
+def record_training(arguments: list[str], runtime_class: type[RecordingRuntime] = RecordingRuntime) -> Recording:
+    """Train as `lerobot-pipeline train` would, and return what was computed."""
+    with open_loop(arguments, runtime_class) as (loop, recording):
+        run = loop.run
         run.batches = _remembering(run.batches, recording)
         _watch_losses(loop, recording)
         loop.train()
         state = run.bare_policy.state_dict()
         recording.weights = {name: gather_whole(value).detach().clone() for name, value in state.items()}
         recording.averages = run.ema.over(recording.weights) if run.ema is not None else {}
-    finally:
-        runtime.close()
     return recording
 
 

@@ -14,13 +14,10 @@ from torch.optim import Optimizer
 from lerobot_pipeline.backend.dtensors import local_part
 from lerobot_pipeline.backend.layouts import ShardedLayout
 from lerobot_pipeline.backend.precision import LossScaler, Precision
-from lerobot_pipeline.config.request import read_train_request
-from lerobot_pipeline.errors import RunFailure
-from lerobot_pipeline.training.assembly import Run, assemble
+from lerobot_pipeline.training.assembly import Run
 from lerobot_pipeline.training.loop import TrainingLoop
-from lerobot_pipeline.training.session import make_plan
 
-from .recording import Recording, RecordingRuntime
+from .recording import RecordingRuntime, open_loop
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,6 @@ class ScaledRuntime(RecordingRuntime):
         assert made is not None
         made.__class__ = OverflowingScaler
         self.scaler = made
-        self.recording = Recording()
 
     def backward(self, loss: Tensor) -> None:
         overflow, step = self.overflow, self._micro_step + 1
@@ -114,36 +110,22 @@ def train_with_overflow(
     arguments: list[str], overflow: Overflow | None, runtime_class: type[ScaledRuntime] = ScaledRuntime
 ) -> Trace:
     """Train as `lerobot-pipeline train` would with a loss scaler, and return what every step left behind."""
-    plan = make_plan(read_train_request(arguments))
-    runtime = runtime_class.from_config(plan.config)
-    assert isinstance(runtime, ScaledRuntime)
-    runtime.overflow = overflow
-    plan.run_dir.mkdir(parents=True, exist_ok=True)
-    trace, hook_calls = Trace(), []
-    try:
-        run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
-        loop = TrainingLoop(run, plan.science)
+    trace = Trace()
+    hook_calls: list[int] = []
+    with open_loop(arguments, runtime_class) as (loop, _):
+        assert isinstance(loop.runtime, ScaledRuntime)
+        loop.runtime.overflow = overflow
         loop._update_hook = lambda: hook_calls.append(1)
-        trace.states.append(_state(run, loop, len(hook_calls)))
+        trace.states.append(_state(loop.run, loop, len(hook_calls)))
         look = loop._look
 
         def remember(*arguments: Any) -> None:
-            trace.states.append(_state(run, loop, len(hook_calls)))
+            trace.states.append(_state(loop.run, loop, len(hook_calls)))
             look(*arguments)
 
         loop._look = remember  # type: ignore[method-assign]
         loop.train()
-    finally:
-        runtime.close()
     return trace
-
-
-def train_or_tell(arguments: list[str], overflow: Overflow, runtime_class: type[ScaledRuntime]) -> Trace | str:
-    """As `train_with_overflow`; a failure is returned, since ranks that raised are not used again."""
-    try:
-        return train_with_overflow(arguments, overflow, runtime_class)
-    except (RunFailure, RuntimeError) as error:
-        return str(error)
 
 
 def _state(run: Run, loop: TrainingLoop, hook_calls: int) -> StepState:

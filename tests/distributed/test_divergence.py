@@ -13,14 +13,10 @@ from torch import Tensor, nn
 from lerobot_pipeline.backend.dtensors import gather_whole
 from lerobot_pipeline.checkpoint import layout
 from lerobot_pipeline.checkpoint.reader import find_checkpoint
-from lerobot_pipeline.config.request import read_train_request
 from lerobot_pipeline.errors import RunFailure
-from lerobot_pipeline.training.assembly import assemble
-from lerobot_pipeline.training.loop import TrainingLoop
-from lerobot_pipeline.training.session import make_plan
 
 from .layouts import LAYOUTS, run_under
-from .recording import Recording, RecordingRuntime
+from .recording import RecordingRuntime, open_loop
 
 POISONED = 21
 """A dataset sample whose action is not a number."""
@@ -45,23 +41,16 @@ def train_until_failure(
     arguments: list[str], poisoned: int | None, runtime_class: type[RecordingRuntime]
 ) -> tuple[str, int, bool, list[list[int]]]:
     """Return the failure's message, the steps that were done, whether all weights are finite, and the samples seen."""
-    plan = make_plan(read_train_request(arguments))
-    runtime = runtime_class.from_config(plan.config)
-    assert isinstance(runtime, RecordingRuntime)
-    runtime.recording = Recording()
-    plan.run_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
+    with open_loop(arguments, runtime_class) as (loop, _):
+        run = loop.run
         indices: list[list[int]] = []
         run.batches = _poison(run.batches, poisoned, indices)
         with pytest.raises(RunFailure) as failure:
-            TrainingLoop(run, plan.science).train()
+            loop.train()
         moments = [value for state in run.optimizer.state.values() for value in state.values()]
         tensors = [gather_whole(value) for value in [*run.policy.state_dict().values(), *moments]]
         is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
         return str(failure.value), run.progress.step, is_finite, indices
-    finally:
-        runtime.close()
 
 
 def _poison(batches: Iterator[dict[str, Any]], poisoned: int | None, seen: list[list[int]]) -> Iterator[dict[str, Any]]:

@@ -7,31 +7,20 @@ from pathlib import Path
 import pytest
 
 from lerobot_pipeline.backend.dtensors import local_part
-from lerobot_pipeline.config.request import read_train_request
-from lerobot_pipeline.training.assembly import assemble
-from lerobot_pipeline.training.loop import TrainingLoop
-from lerobot_pipeline.training.session import make_plan
 
-from .recording import Recording, RecordingRuntime
+from .recording import open_loop
 
 
 def measure_bytes(arguments: list[str]) -> tuple[int, int]:
     """Return the bytes of parameters and Adam moments that this rank holds, and those of the whole, after a step."""
-    plan = make_plan(read_train_request(arguments))
-    runtime = RecordingRuntime.from_config(plan.config)
-    assert isinstance(runtime, RecordingRuntime)
-    runtime.recording = Recording()
-    plan.run_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
-        TrainingLoop(run, plan.science).train()
+    with open_loop(arguments) as (loop, _):
+        loop.train()
+        run = loop.run
         moments = [value for state in run.optimizer.state.values() for key, value in state.items() if key != "step"]
         tensors = [*run.policy.parameters(), *moments]
         # Of the storage, not of the view: a shard that is a view of something whole would save nothing.
         held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in map(local_part, tensors)}
         return sum(held.values()), sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    finally:
-        runtime.close()
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -10,13 +10,9 @@ import pytest
 import torch
 
 from lerobot_pipeline.backend.dtensors import gather_whole
-from lerobot_pipeline.config.request import read_train_request
-from lerobot_pipeline.training.assembly import assemble
-from lerobot_pipeline.training.loop import TrainingLoop
-from lerobot_pipeline.training.session import make_plan
 
 from .layouts import LAYOUTS, run_under
-from .recording import Recording, RecordingRuntime
+from .recording import RecordingRuntime, open_loop
 
 
 class WithoutAutocast(RecordingRuntime):
@@ -31,23 +27,16 @@ def train_and_describe(
     arguments: list[str], runtime_class: type[RecordingRuntime] = RecordingRuntime
 ) -> tuple[dict[str, Any], set[str], float]:
     """Return what the runtime says of itself, the dtypes of parameters and moments, and how far weights moved."""
-    plan = make_plan(read_train_request(arguments))
-    runtime = runtime_class.from_config(plan.config)
-    assert isinstance(runtime, RecordingRuntime)
-    runtime.recording = Recording()
-    plan.run_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        run = assemble(plan.config, runtime, plan.found, plan.dataset_root)
+    with open_loop(arguments, runtime_class) as (loop, _):
+        run = loop.run
         before = [gather_whole(parameter.detach()).clone() for parameter in run.policy.parameters()]
-        TrainingLoop(run, plan.science).train()
+        loop.train()
         moments = [value for state in run.optimizer.state.values() for key, value in state.items() if key != "step"]
         assert moments
         dtypes = {str(tensor.dtype) for tensor in [*run.policy.parameters(), *moments]}
         after = [gather_whole(parameter.detach()) for parameter in run.policy.parameters()]
         moved = [(new - old).abs().max() for new, old in zip(after, before, strict=True)]
-        return runtime.describe(), dtypes, float(torch.stack(moved).max())
-    finally:
-        runtime.close()
+        return run.runtime.describe(), dtypes, float(torch.stack(moved).max())
 
 
 def _flags(act: list[str], layout: str, mixed_precision: str, run_dir: Path, steps: int = 1) -> list[str]:

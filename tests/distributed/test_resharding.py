@@ -14,6 +14,7 @@ import torch
 
 from lerobot_pipeline.checkpoint.reader import find_checkpoint
 from lerobot_pipeline.checkpoint.state import load_progress
+from lerobot_pipeline.errors import UsageError
 
 from .comparing import differences
 from .ranks import RankPool
@@ -167,8 +168,8 @@ def _consumed(ranks: list[Recording]) -> list[int]:
 
 CHAINS = {
     # layout, batch of a rank, accumulation, steps until which it runs
-    "ranks and accumulation": [("single", 16, 1, 1), ("FSDP2 2", 4, 2, 6), ("DDP 2", 8, 1, 8)],
-    "accumulation only": [("DDP 2", 2, 4, 4), ("DDP 2", 8, 1, 5), ("DDP 2", 4, 2, 10)],
+    "ranks and accumulation": [("single", 16, 1, 2), ("FSDP2 2", 4, 2, 6), ("DDP 2", 8, 1, 8)],
+    "accumulation only": [("DDP 2", 2, 4, 4), ("DDP 2", 8, 1, 6), ("DDP 2", 4, 2, 10)],
     "many ranks": [("HSDP 2x2", 4, 1, 2), ("FSDP2 4", 2, 2, 6), ("single", 8, 2, 10)],
 }
 
@@ -191,3 +192,10 @@ def test_two_changes_in_a_row_lose_no_sample(
     expected = _consumed([record_training([*whole, f"--steps={len(consumed) // 16}"])])
     assert consumed == expected
     assert len(consumed) > 60, "the chain must go on in another epoch"
+
+
+def test_an_accumulation_that_does_not_fit_what_is_left_is_refused(exact_act: list[str], tmp_path: Path) -> None:
+    record_training([*exact_act, f"--output_dir={tmp_path}", "--batch_size=4", "--steps=1"])
+    resume = ["--resume=true", f"--config_path={tmp_path}", "--policy.device=cpu", "--batch_size=2"]
+    with pytest.raises(UsageError, match="steps: 3 are left to step 4, no multiple of"):
+        record_training([*resume, "--accelerator.gradient_accumulation.steps=2", "--steps=4"])

@@ -14,8 +14,10 @@ import psutil
 
 STEPS = 6
 
-_PLANTING = Path(__file__).parent / "planting"
-_MARK = "INTERRUPTION_TEST_RUN"
+_SIGNALLING = Path(__file__).parent / "signalling"
+MARK = "INTERRUPTION_TEST_RUN"
+"""Environment variable by which a run's processes are known."""
+
 _TIMEOUT_S = 400
 
 
@@ -29,9 +31,9 @@ def launch(
     """Run `command` to its end and return its exit code and what it said. Fails if a process is left over."""
     kept = [flag for flag in flags if not flag.startswith("--save_freq=")]
     common = ["--save_freq=2", "--batch_size=2", f"--steps={STEPS}", f"--output_dir={run_dir}"]
-    environment = os.environ | {_MARK: str(run_dir)}
+    environment = os.environ | {MARK: str(run_dir)}
     if planted is not None:
-        path = os.pathsep.join([str(_PLANTING), *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join([str(_SIGNALLING), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment |= {"PLANTED": planted, "PYTHONPATH": path}
     process = subprocess.Popen(
         [*command, *kept, *common], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -53,7 +55,7 @@ def _processes_of(run_dir: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            is_one = process.environ().get(_MARK) == str(run_dir) and process.status() != psutil.STATUS_ZOMBIE
+            is_one = process.environ().get(MARK) == str(run_dir) and process.status() != psutil.STATUS_ZOMBIE
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
         if is_one:

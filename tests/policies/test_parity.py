@@ -102,7 +102,7 @@ def test_a_policy_in_replicas_of_shards_trains_like_one_process(policy_type: str
 
 
 class UntiedInSilence(RecordingRuntime):
-    """Planted fault: head and embedding are tied in two units, and nobody looks."""
+    """Planted fault: head and embedding are tied; where they are two units, nobody looks."""
 
     def prepare(self, policy: nn.Module, make_optimizer: Any) -> Any:
         model = policy.model.paligemma_with_expert.paligemma
@@ -113,12 +113,6 @@ class UntiedInSilence(RecordingRuntime):
             return super().prepare(policy, make_optimizer)
         finally:
             sharding.require_untied = looks
-
-
-class TiedInOneProcess(RecordingRuntime):
-    """The same tie where nothing is sharded, so that nothing can go wrong."""
-
-    prepare = UntiedInSilence.prepare
 
 
 @pytest.mark.parametrize("policy_type", ["tdmpc"])
@@ -143,7 +137,7 @@ def test_replicas_that_are_never_reduced_are_found(four_ranks: RankPool) -> None
 
 @_long
 def test_weights_that_are_untied_in_silence_are_found(two_ranks: RankPool) -> None:
-    reference = record_policy("pi0_fast", runtime_class=TiedInOneProcess)
+    reference = record_policy("pi0_fast", runtime_class=UntiedInSilence)  # nothing is split in one process
     faulty = two_ranks.run(
         record_policy, "pi0_fast", parallelism=ParallelismConfig(dp_shard=2), runtime_class=UntiedInSilence
     )

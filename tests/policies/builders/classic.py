@@ -185,7 +185,9 @@ def gaussian_actor() -> SmallPolicy:
         distance = (outputs["action"] - batch[ACTION]).square().mean()
         return distance + 0.01 * outputs["log_prob"].mean()
 
-    return SmallPolicy(GaussianActorPolicy(config), sample, _without_actions, loss)
+    # The actor sees the images of an encoder that it shares with the critics without training it.
+    detached = ("encoder_critic.post_encoders.*",)
+    return SmallPolicy(GaussianActorPolicy(config), sample, _without_actions, loss, unconnected=detached)
 
 
 def _without_actions(batch: Sample) -> Sample:

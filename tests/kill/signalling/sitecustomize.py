@@ -15,7 +15,7 @@ def _plant(event, arguments):
     if event != "lerobot_pipeline.phase":
         return
     phase, occurrence, rank, number, target = os.environ["PLANTED"].split(":")
-    if arguments[0] == phase and os.environ.get("RANK", "0") == rank:
+    if arguments == (phase, "begin") and os.environ.get("RANK", "0") == rank:
         _count += 1
         if _count == int(occurrence):
             os.kill(os.getpid() if target == "self" else os.getppid(), signal.Signals[number])
