@@ -133,4 +133,4 @@ def _freeze_statistics(policy: nn.Module) -> None:
             parameter.requires_grad for parameter in module.parameters()
         ):
             module.eval()
-            module.train = lambda mode=True, module=module: module  # type: ignore[assignment, misc]
+            module.train = lambda mode=True, module=module: module  # type: ignore[method-assign, misc]

@@ -98,9 +98,10 @@ class NormOfShardsOnly(RecordingRuntime):
     def _clip(self, policy: nn.Module, max_grad_norm: float) -> Tensor:
         whole = [p for p in policy.parameters() if p.grad is not None and not isinstance(p.grad, DTensor)]
         kept = [p.grad for p in whole]
+        super()._clip(policy, max_grad_norm=0)
         for parameter in whole:
             parameter.grad = None
-        grad_norm = super()._clip(policy, max_grad_norm)
+        grad_norm = Runtime._clip(self, policy, max_grad_norm)
         for parameter, gradient in zip(whole, kept, strict=True):
             parameter.grad = gradient
         return grad_norm

@@ -37,7 +37,7 @@ class ImpatientExchange(Exchange):
     """Planted fault: ranks wait in the collectives of the run's own process group."""
 
     def __init__(self, world_size: int) -> None:
-        self.world_size, self._group = world_size, torch.distributed.group.WORLD
+        self.world_size, self.group = world_size, torch.distributed.group.WORLD
 
 
 def train_with_looks(arguments: list[str], is_impatient: bool = False) -> tuple[list[dict[str, float]], float, bool]:
@@ -87,7 +87,13 @@ def looking_act(exact_act: list[str], pusht_state_dataset: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("layout", "mixed_precision"),
-    [("DDP 2", "no"), ("DDP 2", "bf16"), ("FSDP2 2", "no"), ("FSDP2 2", "bf16"), ("HSDP 2x2", "no")],
+    [
+        ("DDP 2", "no"),
+        pytest.param("DDP 2", "bf16", marks=pytest.mark.long),
+        ("FSDP2 2", "no"),
+        ("FSDP2 2", "bf16"),
+        pytest.param("HSDP 2x2", "no", marks=pytest.mark.long),
+    ],
 )
 def test_every_rank_looks_and_none_gives_up(
     layout: str, mixed_precision: str, looking_act: list[str], tmp_path: Path, request: pytest.FixtureRequest

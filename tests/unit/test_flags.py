@@ -27,6 +27,7 @@ REQUIRED = {
     "check-dataset": (),
     "train": ("dataset.repo_id",),
     "launch": ("dataset.repo_id",),
+    "convert-dcp": ("checkpoint_dir",),
     "eval": ("env.type",),
     "publish": ("policy.path",),
     "resolve": ("config_files",),
