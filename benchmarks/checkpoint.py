@@ -27,11 +27,11 @@ from lerobot.policies.act.modeling_act import ACTPolicy
 
 from lerobot_pipeline.backend.parallelism import ParallelismConfig
 from lerobot_pipeline.backend.runtime import AcceleratorConfig, Runtime
+from lerobot_pipeline.checkpoint.forms import capture_weights, load_weights
 from lerobot_pipeline.checkpoint.optimizer import load_optimizer
 from lerobot_pipeline.checkpoint.reader import find_checkpoint
 from lerobot_pipeline.checkpoint.snapshot import Snapshot
 from lerobot_pipeline.checkpoint.state import Progress
-from lerobot_pipeline.checkpoint.weights import capture_weights, load_weights
 from lerobot_pipeline.checkpoint.writer import CheckpointWriter
 from lerobot_pipeline.config.reader import read_config
 
@@ -75,7 +75,9 @@ class Bench:
         self.root = root
         self.runtime = Runtime.from_config(_RuntimeConfig())
         self.root = Path(self.runtime.broadcast(str(root)))
-        policy, self.optimizer = self.runtime.prepare(_make_policy(config.dim_model), torch.optim.AdamW)
+        policy, self.optimizer = self.runtime.prepare(
+            _make_policy(config.dim_model), lambda made: torch.optim.AdamW(made.parameters())
+        )
         self.policy = policy
         for parameter in policy.parameters():
             parameter.grad = torch.ones_like(parameter)
@@ -93,7 +95,7 @@ class Bench:
             progress=Progress(step, step, self.runtime.topology.world_size, 1, 1),
             train_config={},
             science={},
-            weights=capture_weights(self.runtime, self.policy, self.format),
+            weights=capture_weights(self.runtime, self.policy, self.format, None)[0],
         )
 
     def save(self, writer: CheckpointWriter, step: int) -> None:
