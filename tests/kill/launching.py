@@ -16,7 +16,7 @@ STEPS = 6
 
 _PLANTING = Path(__file__).parent / "planting"
 _MARK = "INTERRUPTION_TEST_RUN"
-_TIMEOUT_S = 400
+_TIMEOUT_S = 550
 
 
 LAUNCH = [sys.executable, "-m", "lerobot_pipeline", "launch", "--processes_per_node=2"]
