@@ -10,6 +10,8 @@ CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 # Threads of several processes that spin for the same cores cost a hundredfold.
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
+# Compiled modules are kept: without them every process compiles torch and lerobot anew, which takes longer than tests.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo test test-parity test-policies test-kill test-latest-torch lint format bench pins clean
 

@@ -18,7 +18,7 @@ _SIGNALLING = Path(__file__).parent / "signalling"
 MARK = "INTERRUPTION_TEST_RUN"
 """Environment variable by which a run's processes are known."""
 
-_TIMEOUT_S = 400
+_TIMEOUT_S = 550
 
 
 LAUNCH = [sys.executable, "-m", "lerobot_pipeline", "launch", "--processes_per_node=2"]
