@@ -26,7 +26,7 @@ def run(arguments: list[str]) -> int:
     for outcome in outcomes:
         print(f"{'already converted' if outcome.was_there else 'converted'}: {outcome.path}", flush=True)
     if config.summary is not None:
-        write_json(config.summary, {"weights": [_describe(source, outcome) for outcome in outcomes]})
+        write_json(config.summary, {"weights": [_describe(outcome) for outcome in outcomes]})
     if publication is not None:
         print(f"published to {publish_checkpoint(publication)['url']}")
     return EXIT_DONE
@@ -39,6 +39,6 @@ def _publication(config: ConvertConfig, source: Source) -> PublishConfig | None:
     return PublishConfig(policy=policy, target="hub", repo_id=config.push_to_hub)
 
 
-def _describe(source: Source, outcome: Outcome) -> dict[str, str | bool]:
+def _describe(outcome: Outcome) -> dict[str, str | None]:
     directory = outcome.path.parent
     return {"path": f"{directory.name}/{outcome.path.name}", "sha256": weights_digest(directory)}

@@ -15,7 +15,7 @@ from lerobot_pipeline import __version__
 from lerobot_pipeline.files import digest_file
 
 FILE_NAME = "ro-crate-metadata.json"
-RUN_FILES = ("config.json", "train.json", "eval.json", "publish.json", "metrics.jsonl")
+RUN_FILES = ("config.json", "train.json", "policy.json", "eval.json", "publish.json", "metrics.jsonl")
 _MEDIA_TYPES = {
     ".csv": "text/csv",
     ".html": "text/html",

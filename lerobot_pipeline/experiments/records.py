@@ -15,6 +15,7 @@ def run_record(run: Run) -> dict[str, Any]:
     """Return a run's provenance: config, seeds, code, packages, data, hardware, commands, weights and scores."""
     train = _read_if_there(run.directory / "train.json")
     evaluation = _read_if_there(run.directory / "eval.json")
+    converted = _read_if_there(run.directory / "policy.json").get("weights") or [{}]
     versions = train.get("versions") or {}
     return {
         "experiment": run.experiment,
@@ -29,7 +30,8 @@ def run_record(run: Run) -> dict[str, Any]:
         "effective_batch_size": run.science["effective_batch_size"],
         "step": train.get("step"),
         "final_loss": train.get("final_loss"),
-        "weights_digest": train.get("weights_digest"),
+        # What was saved as shards has a digest once it is one file.
+        "weights_digest": train.get("weights_digest") or converted[0].get("sha256"),
         "evaluated_weights_digest": (evaluation.get("policy") or {}).get("weights_digest"),
         "code": train.get("code") or (evaluation.get("provenance") or {}).get("code"),
         "packages_digest": digest_value(versions) if versions else None,

@@ -130,7 +130,7 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
 def test_the_whole_chain_runs_on_human_demonstrations_and_keeps_its_secrets(
     snakemake: Snakemake, tmp_path: Path, shared_data: Path
 ) -> None:
-    """Check, train with images in two processes, evaluate, publish to a local Hub, tables, figures, report."""
+    """Check, train with images in shards, convert, evaluate, publish to a local Hub, tables, figures, report."""
     path = tmp_path / "pusht_human.yaml"
     text = (PROJECT / "tests" / "workflow" / "pusht_human.yaml").read_text(encoding="utf-8")
     path.write_text(text.replace("../shared/data", str(shared_data)), encoding="utf-8")
@@ -145,13 +145,15 @@ def test_the_whole_chain_runs_on_human_demonstrations_and_keeps_its_secrets(
         assert result.returncode == 0, result.stdout
         run = next(tmp_path.glob("out/pusht_human/act-*"))
         summary = json.loads((run / "train.json").read_text(encoding="utf-8"))
-        assert summary["topology"]["world_size"] == 2
+        assert (summary["topology"]["dp_shard"], summary["weights_digest"]) == (2, None)
+        converted = json.loads((run / "policy.json").read_text(encoding="utf-8"))
+        (digest,) = [entry["sha256"] for entry in converted["weights"]]
         evaluation = json.loads((run / "eval.json").read_text(encoding="utf-8"))
-        assert evaluation["policy"]["weights_digest"] == summary["weights_digest"]
+        assert evaluation["policy"]["weights_digest"] == digest
         ((repo_id, repo),) = hub.repos.items()
         receipt = json.loads((run / "publish.json").read_text(encoding="utf-8"))
         assert (receipt["repo_id"], receipt["commit"]) == (repo_id, repo.head)
-        assert hashlib.sha256(repo.tree["model.safetensors"]).hexdigest() == summary["weights_digest"]
+        assert hashlib.sha256(repo.tree["model.safetensors"]).hexdigest() == digest
         assert "mean action" in (tmp_path / "out" / "tables" / "summary.md").read_text(encoding="utf-8")
         assert "Nothing to be done" in snakemake(*flags, **environment).stdout
         report = snakemake("--report", "report.html", *flags, **environment)

@@ -51,7 +51,7 @@ def baseline_input(wildcards):
     """`untrained` borrows a trained run's architecture; the others learn from the demonstrations alone."""
     run = PLAN.first_run(wildcards.experiment)
     name = (
-        f"{run.directory}/train.json"
+        f"{run.directory}/policy.json"
         if wildcards.baseline == "untrained"
         else f"{run.dataset.directory}/check.json"
     )
@@ -74,7 +74,11 @@ def publication_input(wildcards):
     evaluation = (
         {"evaluation": f"{run.directory}/eval.json"} if run.settings.evaluate else {}
     )
-    return {"train": f"{run.directory}/train.json", **evaluation}
+    return {
+        "train": f"{run.directory}/train.json",
+        "policy": f"{run.directory}/policy.json",
+        **evaluation,
+    }
 
 
 wildcard_constraints:

@@ -1,6 +1,6 @@
 rule evaluate:
     input:
-        "<results>/{experiment}/{run}/train.json",
+        "<results>/{experiment}/{run}/policy.json",
     output:
         summary="<results>/{experiment}/{run}/eval.json",
         rollouts=directory("<results>/{experiment}/{run}/rollouts"),
