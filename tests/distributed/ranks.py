@@ -15,6 +15,10 @@ from typing import Any
 _TIMEOUT_S = 500
 """On a busy machine importing torch and lerobot alone takes minutes."""
 
+# Ranks are forked off one process that has imported what they need, and has computed nothing.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["lerobot_pipeline.training.session", "torch.distributed.checkpoint"])
+
 
 class RankPool:
     """`world_size` processes that run the same function at the same time, as torchrun's ranks would."""
@@ -24,12 +28,11 @@ class RankPool:
         self._start()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         for rank in range(self.world_size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, self.world_size), daemon=True)
+            ours, theirs = _CONTEXT.Pipe()
+            process = _CONTEXT.Process(target=_serve, args=(theirs, rank, self.world_size), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
