@@ -8,7 +8,6 @@ from pathlib import Path
 from lerobot_pipeline import files
 from lerobot_pipeline.checkpoint import layout
 from lerobot_pipeline.checkpoint.manifest import find_damage, has_manifest, listed_digest
-from lerobot_pipeline.checkpoint.structure import find_structural_faults
 from lerobot_pipeline.config.policy_files import POLICY_PATH_KEY, SHARDS, weights_file
 from lerobot_pipeline.errors import UsageError
 
@@ -66,7 +65,12 @@ def find_faults(step_dir: Path) -> list[str]:
 
     Ours are held against their manifest, byte for byte. LeRobot's have none, and get structural checks.
     """
-    return find_damage(step_dir) if has_manifest(step_dir) else find_structural_faults(step_dir)
+    if has_manifest(step_dir):
+        return find_damage(step_dir)
+    # Looking into shards takes torch, seconds to import, and our own checkpoints do without.
+    from lerobot_pipeline.checkpoint.structure import find_structural_faults
+
+    return find_structural_faults(step_dir)
 
 
 def require_as_saved(model_dir: Path) -> None:
