@@ -21,7 +21,7 @@ from tests.publishing_helpers import REPO_ID, TOKEN
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A whole checkpoint as training leaves it, with files around it that must not leave."""
+    """A whole checkpoint as LeRobot leaves it, with files around it that must not leave."""
     step_dir = tmp_path / "run" / "checkpoints" / "000200"
     policy = step_dir / "pretrained_model"
     policy.mkdir(parents=True)
@@ -39,8 +39,11 @@ def checkpoint(tmp_path: Path) -> Path:
     (policy / "pytorch_model_fsdp_0").mkdir()
     (policy / "pytorch_model_fsdp_0" / "__0_0.distcp").write_bytes(b"shard")
     (policy / "notes.txt").write_text("private")
-    (step_dir / "training_state").mkdir()
-    (step_dir / "training_state" / "training_step.json").write_text('{"step": 200}')
+    state = step_dir / "training_state"
+    state.mkdir()
+    write_json(state / "training_step.json", {"step": 200})
+    write_json(state / "optimizer_param_groups.json", [])
+    save_file({"state/0/step": np.zeros(1, dtype=np.float32)}, state / "optimizer_state.safetensors")
     return step_dir
 
 
