@@ -157,6 +157,7 @@ def test_a_video_is_really_encoded_and_decoded() -> None:
     result = check_video()
     assert result.status == "ok", result.detail
     assert result.data["decoders"]["pyav"] or result.data["decoders"]["torchcodec"]
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER, "an encoder made this process a real-time one"
 
 
 def test_versions_are_held_against_what_lerobot_declares(monkeypatch: pytest.MonkeyPatch) -> None:
