@@ -15,8 +15,8 @@ from lerobot_pipeline.verification.result import CheckResult
 _NUM_FRAMES = 6
 _SIZE = 64
 _CODECS = ("libaom-av1", "libx264", "mpeg4")
-"""Encoders; first AV1, as in LeRobot's datasets. Not by SVT-AV1, which gives a process of root real-time priority: what it
-starts later inherits that, and ranks that wait for each other then starve their own threads."""
+"""Encoders; first AV1, as in LeRobot's datasets. Not by SVT-AV1, which gives a process of root real-time priority: what
+it starts later inherits that, and ranks that wait for each other then starve their own threads."""
 _LARGEST_ERROR = 25
 """Mean difference, in levels of 255, that lossy compression of a smooth picture stays well below."""
 
