@@ -15,6 +15,7 @@ from lerobot_pipeline.backend.runtime import Runtime
 from lerobot_pipeline.backend.signals import LAUNCHER_IS_GONE, SignalListener
 from lerobot_pipeline.config.attempt import AttemptOptions
 from lerobot_pipeline.errors import Stopped
+from lerobot_pipeline.training.slurm import ask_squeue
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +24,6 @@ DEADLINE_IS_NEAR = 1002
 
 _FIRST_MARGIN_S = 60.0
 """Margin while nothing has been saved yet, so that nobody knows how long that takes; never over a tenth of the time."""
-
-_SQUEUE_TIMEOUT_S = 10.0
 
 
 @dataclass
@@ -127,9 +126,9 @@ def _end_of_slurm_job(environment: Mapping[str, str]) -> float | None:
         return None
     if (end := environment.get("SLURM_JOB_END_TIME", "")).isdigit():
         return float(end)
-    command = ["squeue", "-h", "-j", job, "-o", "%e"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_SQUEUE_TIMEOUT_S, check=True)
+        answer = ask_squeue(job, "%e")
+        answer.check_returncode()
         # A job without a limit ends at `NONE` or `N/A`.
         return datetime.fromisoformat(answer.stdout.strip()).timestamp()
     except (OSError, subprocess.SubprocessError, ValueError) as error:

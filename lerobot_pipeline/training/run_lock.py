@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lerobot_pipeline import files
 from lerobot_pipeline.errors import RunFailure, UsageError
+from lerobot_pipeline.training.slurm import ask_squeue
 
 LOCK_FILE = "run.lock"
 
@@ -22,8 +23,6 @@ HEARTBEAT_S = 10.0
 STALE_S = 18 * HEARTBEAT_S
 """A holder on another host that has not touched its lock for so long is dead: network file systems may show times that
 are a minute old."""
-
-_SQUEUE_TIMEOUT_S = 10.0
 
 _HIDDEN = "hidden"
 """Start of a process that is another user's, on a host that shows users only their own."""
@@ -222,9 +221,8 @@ def _exists(pid: int) -> bool:
 
 def _job_is_gone(job: str) -> bool:
     """Whether Slurm says that a job has ended. No answer is no proof."""
-    command = ["squeue", "-h", "-j", job, "-o", "%T"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_SQUEUE_TIMEOUT_S, check=False)
+        answer = ask_squeue(job, "%T")
     except (OSError, subprocess.SubprocessError):
         return False
     if answer.returncode != 0:

@@ -101,15 +101,7 @@ _SIZES: dict[str, Any] = {
 _LAST_LAYER = tuple(f"*.paligemma.model.language_model.layers.1.{part}" for part in ("self_attn.o_proj", "mlp"))
 
 
-@builds("pi0", patched=_PATCHED)
-def pi0() -> SmallPolicy:
-    """pi0; the last layer of its language model feeds the expert keys and values only."""
-    from lerobot.policies.pi0 import modeling_pi0
-    from lerobot.policies.pi0.configuration_pi0 import PI0Config
-
-    config = PI0Config(**small_features(image=28), **_SIZES, num_inference_steps=2)
-    with _small_configs(modeling_pi0):
-        policy = modeling_pi0.PI0Policy(config)
+def _with_expert(policy: Any) -> SmallPolicy:
     return SmallPolicy(
         policy,
         _sample(),
@@ -118,6 +110,17 @@ def pi0() -> SmallPolicy:
         idle_in_action=("*.lm_head",),
         unconnected=_LAST_LAYER,
     )
+
+
+@builds("pi0", patched=_PATCHED)
+def pi0() -> SmallPolicy:
+    """pi0; the last layer of its language model feeds the expert keys and values only."""
+    from lerobot.policies.pi0 import modeling_pi0
+    from lerobot.policies.pi0.configuration_pi0 import PI0Config
+
+    config = PI0Config(**small_features(image=28), **_SIZES, num_inference_steps=2)
+    with _small_configs(modeling_pi0):
+        return _with_expert(modeling_pi0.PI0Policy(config))
 
 
 @builds("pi05", patched=_PATCHED)
@@ -128,15 +131,7 @@ def pi05() -> SmallPolicy:
 
     config = PI05Config(**small_features(image=28), **_SIZES, num_inference_steps=2)
     with _small_configs(modeling_pi05):
-        policy = modeling_pi05.PI05Policy(config)
-    return SmallPolicy(
-        policy,
-        _sample(),
-        observe,
-        idle_in_training=("*.lm_head",),
-        idle_in_action=("*.lm_head",),
-        unconnected=_LAST_LAYER,
-    )
+        return _with_expert(modeling_pi05.PI05Policy(config))
 
 
 @builds("pi0_fast", patched=f"{_PATCHED}; both tokenizers, and scipy, which only turns tokens into actions")

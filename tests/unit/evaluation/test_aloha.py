@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 from lerobot.envs.configs import AlohaEnv
 
-from lerobot_pipeline.evaluation.policies import EvaluatedPolicy
-from lerobot_pipeline.evaluation.rollouts import Actor, Episode, open_environments, play_batch, split_into_batches
+from lerobot_pipeline.evaluation.rollouts import Episode, open_environments, play_batch, split_into_batches
+from tests.unit.evaluation.evaluating import make_actor
 
 pytest.importorskip("gym_aloha", reason="the extra `sim` is not installed")
 # Without a display MuJoCo needs to be told how to draw; it reads this when it is imported.
@@ -37,19 +36,7 @@ class Still(torch.nn.Module):
 
 def play(batch_size: int) -> tuple[list[Episode], list[torch.Tensor]]:
     config, policy = AlohaEnv(episode_length=2), Still()
-    actor = Actor(
-        policy=EvaluatedPolicy(
-            policy=policy,
-            type="test",
-            weights_digest="",
-            preprocess=lambda observation: observation,
-            postprocess=lambda action: action,
-            learned_from={},
-        ),
-        preprocess=lambda observation: observation,
-        postprocess=lambda transition: transition,
-        autocast=nullcontext,
-    )
+    actor = make_actor(policy)
     with open_environments(config, batch_size) as envs:
         ((task, env),) = envs.items()
         batches = split_into_batches(task, [3, 4], batch_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,8 +15,8 @@ from lerobot.envs.configs import PushtEnv
 from lerobot_pipeline.config.eval import EvalConfig, EvaluatedPolicyConfig
 from lerobot_pipeline.errors import UsageError
 from lerobot_pipeline.evaluation import rollouts
-from lerobot_pipeline.evaluation.policies import EvaluatedPolicy
 from lerobot_pipeline.evaluation.rollouts import Actor, Episode, open_environments, play_batch, split_into_batches
+from tests.unit.evaluation.evaluating import make_actor
 
 
 class Countdown(gym.Env):
@@ -62,22 +61,6 @@ class Noise(SumOfState):
 
     def select_action(self, observation: dict[str, Any]) -> torch.Tensor:
         return torch.randn(len(observation["observation.state"]), 1)
-
-
-def make_actor(policy: torch.nn.Module) -> Actor:
-    return Actor(
-        policy=EvaluatedPolicy(
-            policy=policy,
-            type="test",
-            weights_digest="",
-            preprocess=lambda observation: observation,
-            postprocess=lambda action: action,
-            learned_from={},
-        ),
-        preprocess=lambda observation: observation,
-        postprocess=lambda transition: transition,
-        autocast=nullcontext,
-    )
 
 
 def play_all(env: SyncVectorEnv, task: str, actor: Actor, seeds: list[int]) -> list[Episode]:
