@@ -14,7 +14,7 @@ from lerobot_pipeline.conversion.entries import Payload
 from lerobot_pipeline.conversion.metadata import Chunk, ShardedTensor
 from lerobot_pipeline.conversion.shards import Bytes, Shards
 
-_BLOCK_BYTES = 1 << 23
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,15 @@ import fcntl
 import os
 import shutil
 import stat
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 from lerobot_pipeline.config.policy_files import file_fault
 from lerobot_pipeline.conversion.blocks import Block, BlockReader, blocks_of
@@ -21,6 +24,11 @@ from lerobot_pipeline.conversion.shards import Bytes, Shards
 from lerobot_pipeline.errors import RunFailure, UsageError
 from lerobot_pipeline.files import sync_directory
 from lerobot_pipeline.progress import follow
+
+_FLUSH_BYTES = 1 << 28
+"""What is written before the disk is told to begin."""
+
+_READ_BYTES = 1 << 20
 
 
 class Merge:
@@ -35,7 +43,7 @@ class Merge:
         self.num_bytes = len(self.header) + sum(tensor.num_bytes for tensor in self.tensors)
 
     def write(self, target: Path) -> None:
-        """Write the file beside `target`, flush it, read it again against the shards, and give it its name.
+        """Write the file beside `target`, flush it, read it again, and give it its name.
 
         Raises:
             UsageError: another process writes it, or a shard turns out to be damaged.
@@ -43,15 +51,32 @@ class Merge:
         """
         staging = target.with_name(f".converting-{target.name}")
         with _staged(staging, self.num_bytes) as stream:
-            stream.write(self.header)
-            for _, data in self._data("Merging"):
-                stream.write(memoryview(data))
-            stream.flush()
+            checksum = self._write_to(stream)
             os.fsync(stream.fileno())
-            if not self._is_held(stream):
+            if checksum != _checksum(stream):
                 raise RunFailure(f"{target.name} read back otherwise than it was written; the shards are untouched")
             os.replace(staging, target)
         sync_directory(target.parent)
+
+    def _write_to(self, stream: BinaryIO) -> int:
+        """Write header and tensors, and return the CRC-32 of all; the disk works while the next bytes are read."""
+        stream.write(self.header)
+        checksum, unflushed = zlib.crc32(self.header), 0
+        with ThreadPoolExecutor(1) as flusher:
+            flushing: list[Future[None]] = []
+            for _, data in self._data("Merging"):
+                stream.write(memoryview(data))
+                checksum = zlib.crc32(memoryview(data), checksum)
+                unflushed += len(data)
+                if unflushed >= _FLUSH_BYTES:
+                    stream.flush()
+                    flushing.append(flusher.submit(os.fdatasync, stream.fileno()))
+                    unflushed = 0
+            stream.flush()
+            # A failure to write is reported once: a later flush would not tell of it.
+            for each in flushing:
+                each.result()
+        return checksum
 
     def holds(self, path: Path) -> bool:
         """Whether a safetensors file holds exactly what the shards hold, tied weights once or twice."""
@@ -71,7 +96,7 @@ class Merge:
                 return False
         for block, data in self._data("Verifying"):
             stream.seek(stored.tensors[names[block.tensor.name]].start + block.start)
-            if stream.read(len(data)) != memoryview(data):
+            if not np.array_equal(np.frombuffer(stream.read(len(data)), np.uint8), data):
                 return False
         return True
 
@@ -86,6 +111,15 @@ class Merge:
                     yield done, data.result()
             for block, data in reading:
                 yield block, data.result()
+
+
+def _checksum(stream: BinaryIO) -> int:
+    """CRC-32 of a file."""
+    stream.seek(0)
+    checksum, buffer = 0, memoryview(bytearray(_READ_BYTES))
+    while count := stream.readinto(buffer):  # type: ignore[attr-defined]
+        checksum = zlib.crc32(buffer[:count], checksum)
+    return checksum
 
 
 @contextmanager

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 from torch import nn
 
+from lerobot_pipeline.checkpoint.reader import find_checkpoint
 from lerobot_pipeline.cli import main
+from lerobot_pipeline.config.policy_files import SHARDS, weights_file
 
+from .adapting import adapter_flags, make_base, train
 from .ranks import RankPool
+from .toys import save_tied_in_both_forms
 
-LAYOUTS = {"FSDP2 2": (2, (2,)), "FSDP2 3": (3, (3,)), "FSDP2 4": (4, (4,)), "HSDP 2x2": (4, (2, 2))}
+MESHES = {
+    "1 rank": (1, (1,)),
+    "FSDP2 2": (2, (2,)),
+    "FSDP2 3": (3, (3,)),
+    "FSDP2 4": (4, (4,)),
+    "HSDP 2x2": (4, (2, 2)),
+}
 """Name -> world size and shape of the mesh."""
 
 
@@ -61,18 +73,55 @@ def _save(directory: Path, mesh_shape: tuple[int, ...]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=pytest.mark.long) if "3" in name else name for name in LAYOUTS]
+    "mesh", [pytest.param(name, marks=pytest.mark.long) if name in ("1 rank", "FSDP2 3") else name for name in MESHES]
 )
 def test_the_converted_file_is_the_gathered_file(
-    layout: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    mesh: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world_size, mesh_shape = LAYOUTS[layout]
-    ranks = RankPool(3) if world_size == 3 else request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[world_size])
-    assert any(ranks.run(_save, tmp_path, mesh_shape)), "a shard without elements is part of this test"
-    if world_size == 3:
-        ranks.close()
+    world_size, mesh_shape = MESHES[mesh]
+    shared_pools = {2: "two_ranks", 4: "four_ranks"}
+    own_pool = None if world_size in shared_pools else RankPool(world_size)
+    ranks = own_pool or request.getfixturevalue(shared_pools[world_size])
+    has_empty = ranks.run(_save, tmp_path, mesh_shape)
+    assert any(has_empty) == (world_size > 1), "a shard without elements is part of this test"
+    if own_pool is not None:
+        own_pool.close()
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     monkeypatch.setenv("RANK", "1")
     assert main(["convert-dcp", f"--checkpoint_dir={tmp_path}"]) == 0
     gathered = (tmp_path / "gathered" / "model.safetensors").read_bytes()
     assert (tmp_path / "model.safetensors").read_bytes() == gathered
+
+
+def _convert_again(model_dir: Path, place: Path) -> tuple[bytes, bytes]:
+    """Convert the shards of a model that was written in both forms; return the new file and the gathered one."""
+    gathered = weights_file(model_dir)
+    assert (model_dir / SHARDS).is_dir()
+    copy = Path(shutil.copytree(model_dir, place))
+    (copy / gathered.name).unlink()
+    assert main(["convert-dcp", f"--checkpoint_dir={copy}"]) == 0
+    return (copy / gathered.name).read_bytes(), gathered.read_bytes()
+
+
+@pytest.mark.parametrize("layout", ["FSDP2 2", pytest.param("HSDP 2x2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["whole", "LoRA"])
+def test_the_shards_of_a_run_become_its_gathered_file(
+    kind: str, layout: str, exact_act: list[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    flags = exact_act if kind == "whole" else adapter_flags(exact_act, make_base(exact_act, tmp_path / "base"))
+    adam = ["--optimizer.type=adamw", "--optimizer.lr=1e-2", "--ema.enable=true", "--steps=2", "--seed=3"]
+    run_dir = tmp_path / "run"
+    train(layout, [*flags, *adam, "--checkpoint_format=safetensors_dcp", f"--output_dir={run_dir}"], request)
+    step_dir = find_checkpoint(run_dir).step_dir
+    files = [_convert_again(step_dir / name, tmp_path / name) for name in ("pretrained_model", "pretrained_model_ema")]
+    for converted, gathered in files:
+        assert converted == gathered
+    assert files[0] != files[1], "the average is a model of its own"
+
+
+def test_a_tied_pair_of_shards_becomes_its_gathered_file(two_ranks: RankPool, tmp_path: Path) -> None:
+    two_ranks.run(save_tied_in_both_forms, tmp_path / "model")
+    converted, gathered = _convert_again(tmp_path / "model", tmp_path / "copy")
+    assert load(converted).keys() == load(gathered).keys() != set()
+    assert all(torch.equal(tensor, load(converted)[name]) for name, tensor in load(gathered).items())
+    assert "head.linear.weight" not in load(converted), "the pair is stored once"

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lerobot_pipeline.checkpoint import layout
 from lerobot_pipeline.checkpoint.manifest import find_damage
-from lerobot_pipeline.checkpoint.reader import find_checkpoint, require_as_saved
+from lerobot_pipeline.checkpoint.reader import find_checkpoint
+from lerobot_pipeline.cli import main
 from lerobot_pipeline.config.policy_files import find_policy
 from lerobot_pipeline.errors import RunFailure, UsageError
 from lerobot_pipeline.phases import Phase
+from tests.damage import each_damage, exit_codes
 from tests.phases import planted
 
 from .ranks import RankPool
@@ -127,28 +128,26 @@ def test_a_disk_that_fills_up_ends_every_rank_and_costs_nothing(
 
 def test_every_damage_to_shards_is_found(untouched: tuple[Path, State], tmp_path: Path) -> None:
     run_dir = Path(shutil.copytree(untouched[0], tmp_path / "run", symlinks=True))
-    step_dir = run_dir / layout.CHECKPOINTS / "000006"
-    paths = [path for path in step_dir.rglob("*") if path.is_file()]
-    assert len(paths) > 20
-    for path in paths:
-        original = path.read_bytes()
-        for damage in _damages(path, original):
-            damage()
-            assert find_checkpoint(run_dir).step_dir.name == "000004", f"{path.name} was trusted"
-            with pytest.raises(UsageError, match="is not as it was saved"):
-                require_as_saved(step_dir / layout.PRETRAINED_MODEL)
-            path.write_bytes(original)
+    for path in each_damage(run_dir / layout.CHECKPOINTS / "000006"):
+        assert find_checkpoint(run_dir).step_dir.name == "000004", f"{path.name} was trusted"
     assert find_checkpoint(run_dir).step_dir.name == "000006"
 
 
-def _damages(path: Path, original: bytes) -> list[Callable[[], object]]:
-    def flipped(position: int) -> bytes:
-        return original[:position] + bytes([original[position] ^ 1]) + original[position + 1 :]
-
-    versions = [flipped(position) for position in {0, len(original) // 2, len(original) - 1}] if original else []
-    swapped = original[len(original) // 2 :] + original[: len(original) // 2]
-    versions += [original[:-1], original + b"\0", *([swapped] if swapped != original else [])]
-    return [*(lambda version=version: path.write_bytes(version) for version in versions), path.unlink]
+@pytest.mark.long
+def test_every_damage_to_shards_is_found_by_every_command_that_reads(
+    untouched: tuple[Path, State], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Merged as well, so that the commands which take no shards would go on.
+    saved = untouched[0] / layout.CHECKPOINTS / "000006"
+    step_dir = Path(shutil.copytree(saved, tmp_path / layout.CHECKPOINTS / "000006"))
+    assert main(["convert-dcp", f"--checkpoint_dir={step_dir}"]) == 0
+    capsys.readouterr()
+    for path in each_damage(step_dir):
+        assert exit_codes(step_dir, tmp_path / "out") == dict.fromkeys(("resume", "eval", "convert", "publish"), 2)
+        told = capsys.readouterr().err.splitlines()
+        assert len(told) == 4, told
+        assert all(path.name in line for line in told), told
+    assert not (tmp_path / "out").exists()
 
 
 def test_shards_are_no_policy_to_act_with_until_they_are_converted(untouched: tuple[Path, State]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -89,3 +90,19 @@ def train_tied(dp_shard: int, is_tied: bool = True, wrap_modules: list[str] | No
                 runtime.backward(loss)
             runtime.finish_step(model, optimizer, None, max_grad_norm=0)
         return {name: gather_whole(value).detach().clone() for name, value in model.state_dict().items()}
+
+
+def save_tied_in_both_forms(directory: Path) -> None:
+    """Shard a tied model over two ranks, and write it gathered and in shards beside each other."""
+    from huggingface_hub import save_torch_state_dict
+
+    from lerobot_pipeline.checkpoint.forms import capture_weights
+
+    with toy_runtime(2) as runtime:
+        model, _ = runtime.prepare(TiedModel(), lambda module: torch.optim.SGD(module.parameters(), 0.5))
+        weights, _ = capture_weights(runtime, model, "safetensors_dcp", None)
+        weights.write_shards(directory, None)
+        if runtime.is_main:
+            assert weights.gathered is not None
+            # As LeRobot's `save_pretrained` does.
+            save_torch_state_dict(weights.gathered, directory, max_shard_size=1 << 40)

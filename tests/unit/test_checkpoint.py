@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from lerobot_pipeline.checkpoint.reader import find_checkpoint, newest_checkpoin
 from lerobot_pipeline.checkpoint.state import capture_random_state, restore_random_state
 from lerobot_pipeline.cli import main
 from lerobot_pipeline.errors import UsageError
+from tests.damage import each_damage, exit_codes
 
 STEPS = 6
 
@@ -71,24 +71,27 @@ def test_the_layout_has_lerobots_names(trained: Path) -> None:
     assert stored["manifest"] == "manifest.json"
 
 
-def test_any_changed_byte_is_found_and_the_run_goes_on_before_it(run_dir: Path) -> None:
+def test_any_damage_is_found_by_every_command_that_reads(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     step_dir = run_dir / layout.CHECKPOINTS / "000006"
-    for path in [p for p in step_dir.rglob("*") if p.is_file()]:
-        original = path.read_bytes()
-        for damage in _damages(path, original):
-            damage()
-            found = find_checkpoint(run_dir)
-            assert found.step_dir.name == "000004", f"{path.name} was trusted"
-            assert str(step_dir) in found.passed_over[0]
-            path.write_bytes(original)
-    assert find_damage(step_dir) == []
+    alone = Path(shutil.copytree(step_dir, tmp_path / "alone" / layout.CHECKPOINTS / "000006"))
+    for path in each_damage(alone):
+        assert exit_codes(alone, tmp_path / "out") == dict.fromkeys(("resume", "eval", "convert", "publish"), 2)
+        told = capsys.readouterr().err.splitlines()
+        assert len(told) == 4, told
+        assert all(path.name in line for line in told), told
+    assert not (tmp_path / "out").exists()
+    assert find_damage(alone) == []
+
+
+def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_before_it(run_dir: Path) -> None:
+    step_dir = run_dir / layout.CHECKPOINTS / "000006"
+    for path in each_damage(step_dir):
+        found = find_checkpoint(run_dir)
+        assert found.step_dir.name == "000004", f"{path.name} was trusted"
+        assert str(step_dir) in found.passed_over[0]
     assert find_checkpoint(run_dir).step_dir.name == "000006"
-
-
-def _damages(path: Path, original: bytes) -> list[Callable[[], object]]:
-    middle = len(original) // 2
-    flipped = original[:middle] + bytes([original[middle] ^ 1]) + original[middle + 1 :]
-    return [lambda: path.write_bytes(flipped), lambda: path.write_bytes(original[:-1]), path.unlink]
 
 
 def test_no_whole_checkpoint_is_told(run_dir: Path) -> None:

@@ -142,6 +142,25 @@ def test_what_is_written_is_read_again(
     assert _names(step_dir / "pretrained_model") == {SHARDS}
 
 
+def test_a_disk_that_fails_in_between_is_told(
+    step_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flushes: list[int] = []
+
+    def fail_once(descriptor: int) -> None:
+        # Linux tells of lost writes once; a flush after that succeeds.
+        flushes.append(descriptor)
+        if len(flushes) == 1:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(merge, "_FLUSH_BYTES", 1 << 20)
+    monkeypatch.setattr(merge.os, "fdatasync", fail_once)
+    assert convert(step_dir, "--delete_dcp=true") == 1
+    assert "cannot be written: Input/output error" in capsys.readouterr().err
+    assert len(flushes) > 1
+    assert _names(step_dir / "pretrained_model") == {SHARDS}
+
+
 @pytest.mark.parametrize(
     ("flags", "key"),
     [
