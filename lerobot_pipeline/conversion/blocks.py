@@ -1,4 +1,4 @@
-"""The data of sharded tensors, in blocks of a few MB in the order in which a file holds them."""
+"""The data of sharded tensors, in small blocks in the order in which a file holds them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lerobot_pipeline.conversion.metadata import Chunk, ShardedTensor
 from lerobot_pipeline.conversion.shards import Bytes, Shards
 
 _BLOCK_BYTES = 1 << 20
+"""Small enough to stay in a core's cache from reading to writing."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ _FLUSH_BYTES = 1 << 28
 
 _READ_BYTES = 1 << 20
 
+_READ_AHEAD = 4
+"""Blocks that are read while one is put to use."""
+
 
 class Merge:
     """The plan of one file: header and blocks, known before anything is written."""
@@ -101,12 +104,12 @@ class Merge:
         return True
 
     def _data(self, label: str) -> Iterator[tuple[Block, Bytes]]:
-        """Yield the blocks and their data in order; the next one is read while the last is put to use."""
+        """Yield the blocks and their data in order; the next ones are read while one is put to use."""
         with ThreadPoolExecutor(1) as ahead:
             reading: deque[tuple[Block, Future[Bytes]]] = deque()
             for block in follow(list(blocks_of(self.tensors)), label):
                 reading.append((block, ahead.submit(self.reader.read, block)))
-                if len(reading) > 1:
+                if len(reading) > _READ_AHEAD:
                     done, data = reading.popleft()
                     yield done, data.result()
             for block, data in reading:
