@@ -14,10 +14,19 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint._nested_dict import set_element
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import ReadItem
 
-from lerobot_pipeline.checkpoint.dcp_metadata import read_metadata
+from lerobot_pipeline.checkpoint.dcp_metadata import Extents, Place, ShardedTensor, read_metadata
 from lerobot_pipeline.errors import RunFailure
 
 
@@ -53,9 +62,36 @@ class _Reader(dcp.FileSystemReader):
         self._directory = directory
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        metadata = read_metadata(self._directory)
-        metadata.storage_meta = StorageMeta(load_id=self.load_id)
-        return metadata
+        contents = read_metadata(self._directory)
+        entries = {name: _entry(tensor) for name, tensor in contents.tensors.items()}
+        places = {
+            MetadataIndex(name, torch.Size(_sized(chunk.offsets, tensor))): _info(chunk.place)
+            for name, tensor in contents.tensors.items()
+            for chunk in tensor.chunks
+        }
+        return Metadata(
+            {**entries, **dict.fromkeys(contents.others, BytesStorageMetadata())},
+            storage_data=places | {MetadataIndex(name): _info(place) for name, place in contents.others.items()},
+            storage_meta=StorageMeta(load_id=self.load_id),
+        )
+
+
+def _entry(tensor: ShardedTensor) -> TensorStorageMetadata:
+    chunks = [
+        ChunkStorageMetadata(*(torch.Size(_sized(extents, tensor)) for extents in (chunk.offsets, chunk.sizes)))
+        for chunk in tensor.chunks
+    ]
+    dtype = getattr(torch, tensor.dtype.torch_name)
+    return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(tensor.shape), chunks)
+
+
+def _sized(extents: Extents, tensor: ShardedTensor) -> Extents:
+    """The extents of a chunk as torch counts them: those of a scalar have no dimension."""
+    return extents if tensor.shape else ()
+
+
+def _info(place: Place) -> _StorageInfo:
+    return _StorageInfo(place.file, place.offset, place.length)
 
 
 class _LoadPlanner(dcp.DefaultLoadPlanner):

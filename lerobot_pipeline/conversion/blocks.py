@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from lerobot_pipeline.checkpoint.dcp_metadata import Chunk, ShardedTensor
 from lerobot_pipeline.conversion.entries import Payload
-from lerobot_pipeline.conversion.metadata import Chunk, ShardedTensor
 from lerobot_pipeline.conversion.shards import Bytes, Shards
 
 _BLOCK_BYTES = 1 << 20

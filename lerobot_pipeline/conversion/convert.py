@@ -7,11 +7,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from lerobot_pipeline.checkpoint.dcp_metadata import METADATA
 from lerobot_pipeline.checkpoint.layout import MANIFEST
 from lerobot_pipeline.checkpoint.manifest import amend_manifest, listed_digest
 from lerobot_pipeline.config.policy_files import ADAPTER_WEIGHTS, SHARDS, file_fault
 from lerobot_pipeline.conversion.merge import Merge
-from lerobot_pipeline.conversion.metadata import METADATA
 from lerobot_pipeline.conversion.places import KEY, Model, Source
 from lerobot_pipeline.conversion.shards import Shards
 from lerobot_pipeline.errors import UsageError

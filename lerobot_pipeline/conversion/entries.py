@@ -11,9 +11,9 @@ import zipfile
 from dataclasses import dataclass
 from typing import Any
 
-from lerobot_pipeline.conversion.dtypes import Dtype
-from lerobot_pipeline.conversion.metadata import Extents, Place
-from lerobot_pipeline.conversion.pickles import Global, Record, Reference, read_pickle
+from lerobot_pipeline.checkpoint.dcp_metadata import Extents, Place
+from lerobot_pipeline.checkpoint.dtypes import Dtype
+from lerobot_pipeline.checkpoint.pickles import Global, Record, Reference, read_pickle
 
 _MAX_PICKLE_BYTES = 1 << 16
 _LOCAL_HEADER = struct.Struct("<4s22xHH")

@@ -16,9 +16,9 @@ from typing import BinaryIO
 
 import numpy as np
 
+from lerobot_pipeline.checkpoint.dcp_metadata import METADATA
 from lerobot_pipeline.config.policy_files import file_fault
 from lerobot_pipeline.conversion.blocks import Block, BlockReader, blocks_of
-from lerobot_pipeline.conversion.metadata import METADATA
 from lerobot_pipeline.conversion.safetensors_header import read_header, render_header, storage_order
 from lerobot_pipeline.conversion.shards import Bytes, Shards
 from lerobot_pipeline.errors import RunFailure, UsageError

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lerobot_pipeline.checkpoint import layout
+from lerobot_pipeline.checkpoint.dcp_metadata import METADATA
 from lerobot_pipeline.checkpoint.manifest import has_manifest
 from lerobot_pipeline.checkpoint.reader import find_faults
 from lerobot_pipeline.config.policy_files import SHARDS, file_fault, policy_files, weights_file
-from lerobot_pipeline.conversion.metadata import METADATA
 from lerobot_pipeline.errors import UsageError
 
 KEY = "checkpoint_dir"

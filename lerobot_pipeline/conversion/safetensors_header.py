@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from lerobot_pipeline.conversion.dtypes import DTYPES
-from lerobot_pipeline.conversion.metadata import ShardedTensor
+from lerobot_pipeline.checkpoint.dcp_metadata import ShardedTensor
+from lerobot_pipeline.checkpoint.dtypes import DTYPES
 
 _ALIGNMENT = 8
 _MAX_HEADER_BYTES = 100_000_000

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from lerobot_pipeline.conversion.dtypes import Dtype
+from lerobot_pipeline.checkpoint.dcp_metadata import METADATA, Chunk, Place, ShardedTensor, parse_metadata
+from lerobot_pipeline.checkpoint.dtypes import Dtype
 from lerobot_pipeline.conversion.entries import Payload, find_payload
-from lerobot_pipeline.conversion.metadata import METADATA, Chunk, Place, ShardedTensor, parse_metadata
+from lerobot_pipeline.conversion.names import model_tensors
 from lerobot_pipeline.errors import UsageError
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -50,7 +51,7 @@ class Shards:
             size = os.fstat(self._descriptor(METADATA)).st_size
             if size > _MAX_METADATA_BYTES:
                 raise ValueError(f"it has {size} bytes, more than the {_MAX_METADATA_BYTES} that are read")
-            return parse_metadata(self.read(METADATA, 0, size).tobytes())
+            return model_tensors(parse_metadata(self.read(METADATA, 0, size).tobytes()))
 
     def locate(self, chunk: Chunk, dtype: Dtype) -> Payload:
         """Find a chunk's bytes, and check that they are what the metadata say.

@@ -25,8 +25,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from lerobot_pipeline.checkpoint.dcp_metadata import METADATA
 from lerobot_pipeline.conversion.merge import Merge
-from lerobot_pipeline.conversion.metadata import METADATA, WRAPPER
+from lerobot_pipeline.conversion.names import WRAPPER
 from lerobot_pipeline.conversion.shards import Shards
 from lerobot_pipeline.errors import RunFailure
 from lerobot_pipeline.files import fresh_directory, sync_directory
