@@ -1,7 +1,8 @@
-"""How long training waits for a save, at once and in the background, against `torch.save` and the disk's own speed.
+"""How long a save and a load take, against `torch.save`, accelerate's FSDP save and the disk's own speed.
 
-Each round writes the same policy and optimizer state once in every way, one after the other on the same disk; what
-counts are the ratios within a round. Started by torchrun with two ranks or more, the policy is sharded over them.
+Each round writes the same policy and optimizer state once in every way and reads it again, one after the other on the
+same disk; what counts are the ratios within a round. Started by torchrun with two ranks or more, the policy is sharded
+over them.
 
     python benchmarks/checkpoint.py [--directory=DIR] [--rounds=3] [--dim_model=512]
     torchrun --nproc-per-node=2 benchmarks/checkpoint.py [--checkpoint_format=dcp]
@@ -21,10 +22,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.utils import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
 from lerobot.configs.types import FeatureType, PolicyFeature
 from lerobot.policies.act.configuration_act import ACTConfig
 from lerobot.policies.act.modeling_act import ACTPolicy
+from torch.utils._pytree import tree_map
 
+from lerobot_pipeline.backend.dtensors import local_part
 from lerobot_pipeline.backend.parallelism import ParallelismConfig
 from lerobot_pipeline.backend.runtime import AcceleratorConfig, Runtime
 from lerobot_pipeline.checkpoint.forms import capture_weights, load_weights
@@ -34,6 +39,17 @@ from lerobot_pipeline.checkpoint.snapshot import Snapshot
 from lerobot_pipeline.checkpoint.state import Progress
 from lerobot_pipeline.checkpoint.writer import CheckpointWriter
 from lerobot_pipeline.config.reader import read_config
+
+RATIOS = (
+    ("at once", "disk"),
+    ("stall", "at once"),
+    ("torch.save", "at once"),
+    ("accelerate save", "at once"),
+    ("load", "at once"),
+    ("torch.load", "load"),
+    ("accelerate load", "load"),
+)
+"""What is set against what."""
 
 _CHUNK = bytes(1 << 22)
 
@@ -83,6 +99,7 @@ class Bench:
             parameter.grad = torch.ones_like(parameter)
         self.optimizer.step()
         self.format = config.checkpoint_format
+        self.plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
 
     def snapshot(self, step: int) -> Snapshot:
         """Return what is saved."""
@@ -112,9 +129,35 @@ class Bench:
     def torch_save(self, path: Path) -> None:
         """Write what this rank holds with `torch.save`, and flush it."""
         with path.open("wb") as stream:
-            torch.save((self.policy.state_dict(), self.optimizer.state_dict()), stream)
+            torch.save((self._local(self.policy.state_dict()), self._local(self.optimizer.state_dict())), stream)
             stream.flush()
             os.fsync(stream.fileno())
+
+    def torch_load(self, path: Path) -> None:
+        """Read it again, and restore it."""
+        weights, state = torch.load(path, weights_only=True)
+        with torch.no_grad():
+            for name, tensor in self._local(self.policy.state_dict()).items():
+                tensor.copy_(weights[name])
+        if not self.runtime.topology.is_sharded:
+            self.optimizer.load_state_dict(state)
+
+    def accelerate_save(self, directory: Path) -> None:
+        """Write weights and optimizer as accelerate does for FSDP2."""
+        directory.mkdir(exist_ok=True)
+        accelerator = self.runtime.accelerator
+        save_fsdp_model(self.plugin, accelerator, self.policy, directory)
+        save_fsdp_optimizer(self.plugin, accelerator, self.optimizer, self.policy, directory)
+
+    def accelerate_load(self, directory: Path) -> None:
+        """Read them again, and restore them."""
+        accelerator = self.runtime.accelerator
+        load_fsdp_model(self.plugin, accelerator, self.policy, directory)
+        load_fsdp_optimizer(self.plugin, accelerator, self.optimizer, self.policy, directory)
+
+    def _local(self, state: Any) -> Any:
+        """A state as this rank holds it."""
+        return tree_map(lambda leaf: local_part(leaf) if isinstance(leaf, torch.Tensor) else leaf, state)
 
     def timed(self, action: Callable[[], Any]) -> float:
         """Return the seconds that the slowest rank spends in `action`."""
@@ -155,6 +198,10 @@ def _round(bench: Bench, writers: dict[str, CheckpointWriter], step: int) -> dic
     row["rest"] = bench.timed(writers["background"].wait)
     row["load"] = bench.timed(lambda: bench.load(root / "at_once"))
     row["torch.save"] = bench.timed(lambda: bench.torch_save(root / f"torch-{rank}"))
+    row["torch.load"] = bench.timed(lambda: bench.torch_load(root / f"torch-{rank}"))
+    if bench.runtime.topology.is_sharded:
+        row["accelerate save"] = bench.timed(lambda: bench.accelerate_save(root / f"accelerate-{step}"))
+        row["accelerate load"] = bench.timed(lambda: bench.accelerate_load(root / f"accelerate-{step}"))
     num_bytes = sum(path.stat().st_size for path in (root / "at_once").rglob("*") if path.is_file()) / (step + 1)
     row["MB"] = num_bytes / 1e6
     row["disk"] = bench.timed(lambda: _write_zeros(root / "zeros", num_bytes) if bench.runtime.is_main else None)
@@ -185,17 +232,14 @@ def _make_policy(dim_model: int) -> ACTPolicy:
 
 def _print(rows: list[dict[str, float]], bench: Bench) -> None:
     print(f"{bench.runtime.topology.name}, {rows[0]['MB']:.0f} MB a checkpoint")
-    print("| round | at once / disk | background stall / at once | load / at once | torch.save / at once |")
-    print("|---|---|---|---|---|")
-    table = [
-        [row["at once"] / row["disk"], *(row[name] / row["at once"] for name in ("stall", "load", "torch.save"))]
-        for row in rows
-    ]
+    pairs = [pair for pair in RATIOS if pair[0] in rows[0]]
+    print("| round | " + " | ".join(f"{one} / {other}" for one, other in pairs) + " |")
+    print("|---" * (len(pairs) + 1) + "|")
+    table = [[row[one] / row[other] for one, other in pairs] for row in rows]
     for number, ratios in enumerate(table, 1):
         print(f"| {number} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
-    print(
-        "| median | " + " | ".join(f"**{statistics.median(column):.2f}**" for column in zip(*table, strict=True)) + " |"
-    )
+    medians = [statistics.median(column) for column in zip(*table, strict=True)]
+    print("| median | " + " | ".join(f"**{median:.2f}**" for median in medians) + " |")
 
 
 if __name__ == "__main__":
