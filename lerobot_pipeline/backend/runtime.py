@@ -135,7 +135,6 @@ class Runtime:
         self.allowed_environment: dict[str, str] = {}
         self.parameters: dict[str, int] = {}
         """How many numbers a prepared policy has, `total` and `trainable`."""
-        self.num_skips = 0
         self._consecutive_skips = 0
         self._micro_step = 0
         self._probe = MatmulProbe()
@@ -318,7 +317,6 @@ class Runtime:
         return clip_by_global_norm(policy.parameters(), max_grad_norm, self.device)
 
     def _count_skip(self, was_skipped: bool) -> None:
-        self.num_skips += was_skipped
         self._consecutive_skips = self._consecutive_skips + 1 if was_skipped else 0
         if self._consecutive_skips >= self.precision.scaler.max_consecutive_skips:
             raise RunFailure(

@@ -34,6 +34,9 @@ class Progress:
     batch_size: int
     accumulation_steps: int
 
+    skipped_updates: int = 0
+    """Updates that the loss scaler left out, since the run's first step."""
+
     @property
     def effective_batch_size(self) -> int:
         """Samples per optimizer update."""
@@ -98,6 +101,7 @@ def capture_state(
         "num_processes": progress.dp_world_size,
         "batch_size": progress.batch_size,
         "grad_accum": progress.accumulation_steps,
+        "skipped_updates": progress.skipped_updates,
         **described,
         "manifest": layout.MANIFEST,
     }
@@ -119,7 +123,8 @@ def load_progress(directory: Path) -> Progress:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError("config_path", f"{path} cannot be read ({error}); name another checkpoint") from error
     cursor = int(stored.get("cursor", step * world_size * batch_size))
-    return Progress(step, cursor, world_size, batch_size, int(stored.get("grad_accum") or 1))
+    accumulation_steps, skipped_updates = int(stored.get("grad_accum") or 1), int(stored.get("skipped_updates") or 0)
+    return Progress(step, cursor, world_size, batch_size, accumulation_steps, skipped_updates)
 
 
 def load_state(directory: Path, scheduler: LRScheduler | None, scaler: torch.amp.GradScaler | None) -> list[str]:

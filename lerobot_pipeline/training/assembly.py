@@ -224,7 +224,7 @@ def _restore(
             world_size,
             config.batch_size,
         )
-    return Progress(saved.step, saved.cursor, world_size, config.batch_size, accumulation)
+    return Progress(saved.step, saved.cursor, world_size, config.batch_size, accumulation, saved.skipped_updates)
 
 
 def _restore_ema(ema: EMA, policy: nn.Module, found: Found) -> None:

@@ -106,7 +106,7 @@ class TrainingLoop:
             )
         if result.did_update:
             self._after_update()
-        self._advance()
+        self._advance(result)
         ended = time.perf_counter()
         if (deadline := self.vote.request.deadline) is not None:
             deadline.longest_step_s = max(deadline.longest_step_s, ended - started)
@@ -127,10 +127,13 @@ class TrainingLoop:
         if self.run.ema is not None:
             self.run.ema.update()
 
-    def _advance(self) -> None:
+    def _advance(self, result: StepResult) -> None:
         progress = self.run.progress
         self.run.progress = replace(
-            progress, step=progress.step + 1, cursor=progress.cursor + self.run.samples_per_step
+            progress,
+            step=progress.step + 1,
+            cursor=progress.cursor + self.run.samples_per_step,
+            skipped_updates=progress.skipped_updates + result.was_skipped,
         )
 
     def _measure(self, loss: Any, outputs: Any, result: StepResult, data_s: float, update_s: float) -> None:
@@ -154,7 +157,7 @@ class TrainingLoop:
             "samples_per_s": self.run.samples_per_step / (values["data_s"] + values["update_s"]),
         }
         if self.runtime.scaler is not None:
-            values |= {"scale": self.runtime.scaler.get_scale(), "skipped_updates": self.runtime.num_skips}
+            values |= {"scale": self.runtime.scaler.get_scale(), "skipped_updates": self.run.progress.skipped_updates}
         if (memory_gb := peak_memory_gb(self.runtime.device)) is not None:
             values["peak_memory_gb"] = memory_gb
         self._tell("train", log, trackers, values)

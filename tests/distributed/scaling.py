@@ -138,7 +138,7 @@ def _state(run: Run, loop: TrainingLoop, hook_calls: int) -> StepState:
         average=_digest(run.ema.averages.values()),
         lr=float(run.optimizer.param_groups[0]["lr"]),
         scale=run.runtime.scaler.get_scale(),
-        num_skips=run.runtime.num_skips,
+        num_skips=run.progress.skipped_updates,
         hook_calls=hook_calls,
         loss=loop.last_loss,
     )
