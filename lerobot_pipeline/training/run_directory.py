@@ -23,6 +23,9 @@ from lerobot_pipeline.errors import (
     UsageError,
 )
 
+_CLIP_KEY = "optimizer.grad_clip_norm"
+"""The one setting beside the optimizer's own, which is no part of its state."""
+
 ATTEMPTS = "attempts"
 OUTCOME = "outcome.json"
 OUTCOMES = {EXIT_DONE: "done", EXIT_STOPPED: "resume", EXIT_FAILED: "broken", EXIT_WRONG_USE: "wrong use"}
@@ -68,6 +71,23 @@ def require_same_science(found: Found, science: Mapping[str, Any], run_dir: Path
                 key,
                 f"is {science.get(key)!r} here but {stored.get(key)!r} in the run at {run_dir}; give another "
                 "--output_dir, or change the run deliberately with --resume=true --config_path=" + str(run_dir),
+            )
+
+
+def require_same_optimizer(found: Found, science: Mapping[str, Any]) -> None:
+    """Refuse settings of the optimizer that a deliberate change would not reach: its restored state brings its own.
+
+    Raises:
+        UsageError: names the key, both values and the way out.
+    """
+    path = found.state_dir / layout.SCIENCE
+    stored = files.read_json(path) if path.is_file() else {}
+    for key in sorted(key for key in stored if key.startswith("optimizer.") and key != _CLIP_KEY):
+        if key in science and stored[key] != science[key]:
+            raise UsageError(
+                key,
+                f"is {science[key]!r} here, but a run that is resumed keeps its optimizer, which has {stored[key]!r}; "
+                f"begin a new run from these weights with --policy.path={found.pretrained_dir}",
             )
 
 

@@ -34,7 +34,13 @@ from lerobot_pipeline.training.assembly import assemble
 from lerobot_pipeline.training.banner import log_banner
 from lerobot_pipeline.training.interruption import StopRequest, StopVote, find_deadline
 from lerobot_pipeline.training.loop import TrainingLoop
-from lerobot_pipeline.training.run_directory import Attempt, default_run_dir, require_same_science, run_dir_of
+from lerobot_pipeline.training.run_directory import (
+    Attempt,
+    default_run_dir,
+    require_same_optimizer,
+    require_same_science,
+    run_dir_of,
+)
 from lerobot_pipeline.training.run_lock import RunLock
 from lerobot_pipeline.training.summary import summarize
 
@@ -133,6 +139,8 @@ def make_plan(request: TrainRequest) -> Plan:
         _require_whole_updates(found, config)
     if found is not None and request.config_path is None:
         require_same_science(found, science, Path(config.output_dir))
+    elif found is not None:
+        require_same_optimizer(found, science)
     return Plan(config, science, found, find_dataset(config), newest_seen)
 
 
@@ -190,6 +198,8 @@ def _over_stored(found: Found, values: Tree) -> Tree:
             "policy.path", "cannot be given with --resume=true, which goes on with the checkpoint's own weights"
         )
     stored = decode_train(without_stored_only(files.read_json(found.pretrained_dir / layout.TRAIN_CONFIG)))
+    # It was about the attempt that it ended.
+    stored.pop("stop_at_step", None)
     # The run goes on where its checkpoint lies, even if the directory was moved since.
     if "peft" in values and merge(stored, values)["peft"] != stored.get("peft"):
         raise UsageError("peft", "cannot be changed with --resume=true, which goes on with the checkpoint's adapter")

@@ -144,6 +144,28 @@ def test_resume_by_name_takes_the_stored_config_and_overrides(run_dir: Path) -> 
     assert len(_losses(run_dir)) == STEPS + 2
 
 
+def test_resume_by_name_goes_past_the_step_where_it_was_told_to_stop(
+    trained: Path, tiny_act: list[str], tmp_path: Path
+) -> None:
+    assert main(_flags(tiny_act, tmp_path, "--stop_at_step=3")) == 0
+    resume = ["train", "--resume=true", f"--config_path={tmp_path}", "--policy.device=cpu"]
+    assert main([*resume, "--stop_at_step=5"]) == 0
+    assert find_checkpoint(tmp_path).step_dir.name == "000005"
+    assert main(resume) == 0
+    assert _weights(tmp_path) == _weights(trained)
+
+
+def test_an_optimizer_that_a_resume_would_not_change_is_refused(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resume = ["train", "--resume=true", f"--config_path={run_dir}", "--policy.device=cpu", f"--steps={STEPS + 2}"]
+    assert main([*resume, "--optimizer.lr=0.5"]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "optimizer.lr: is 0.5 here, but a run that is resumed keeps its optimizer, which has 1e-05" in told
+    assert "--policy.path=" in told
+    assert main([*resume, "--optimizer.grad_clip_norm=1.0"]) == 0
+
+
 def test_a_finished_run_is_not_trained_again(run_dir: Path, tiny_act: list[str], tmp_path: Path) -> None:
     before = os.stat(run_dir / layout.CHECKPOINTS / "000006").st_mtime_ns
     assert main(_flags(tiny_act, run_dir, f"--summary={tmp_path / 'train.json'}")) == 0
