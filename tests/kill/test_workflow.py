@@ -24,7 +24,7 @@ def steps_logged(directory: Path) -> list[int]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("to", ["everything, as Ctrl-C", "the job"])
+@pytest.mark.parametrize("to", ["everything, as Ctrl-C", "the job", "snakemake alone"])
 def test_an_interrupted_workflow_repeats_no_step(to: str, tmp_path: Path) -> None:
     path = write_experiment(tmp_path, steps=STEPS, save_freq=20)
     command = snakemake_command(tmp_path, "--configfile", path)
@@ -39,14 +39,20 @@ def test_an_interrupted_workflow_repeats_no_step(to: str, tmp_path: Path) -> Non
             (launcher,) = [member for member in family if "launch" in member.cmdline()]
             launcher.terminate()
             assert process.wait(timeout=500) == 0, (tmp_path / "killed.log").read_text(encoding="utf-8")
+        elif to == "snakemake alone":
+            # It passes nothing on, waits for the jobs that run, and starts no other.
+            process.terminate()
+            assert process.wait(timeout=500) != 0
         else:
             os.killpg(process.pid, signal.SIGINT)
             assert process.wait(timeout=200) != 0
         assert not psutil.wait_procs(family, timeout=20)[1]
     if to != "the job":
-        assert not list(tmp_path.glob("results/*/*/train.json"))
+        assert len(list(tmp_path.glob("results/*/*/train.json"))) == (to == "snakemake alone")
         again = subprocess.run(command, cwd=tmp_path, env=workflow_environment(), capture_output=True, text=True)
         assert again.returncode == 0, again.stderr
     assert steps_logged(tmp_path) == list(range(1, STEPS + 1)), "nothing lost and nothing repeated"
     outcomes = sorted(tmp_path.glob("results/*/*/attempts/*/outcome.json"))
-    assert [json.loads(file.read_text())["outcome"] for file in outcomes] == ["resume", "done"]
+    assert [json.loads(file.read_text())["outcome"] for file in outcomes] == (
+        ["done"] if to == "snakemake alone" else ["resume", "done"]
+    )
