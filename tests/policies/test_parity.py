@@ -34,11 +34,11 @@ LONG = [
     "vqbet",
     "xvla",
 ]
-OVER_TOLERANCE = pytest.param("pi0", marks=pytest.mark.xfail(reason="a gradient is 1.5e-5 to 2e-5 off after updates"))
-"""Losses and weights agree; see docs/policies.md."""
+SENSITIVE = ["pi0"]
+"""Here five updates carry a difference of one rounding beyond the tolerance, in one process as well as in several."""
 
-HYBRID = ["tdmpc", "smolvla", OVER_TOLERANCE, "diffusion", "multi_task_dit"]
-WITH_ADAMW = ["tdmpc", "smolvla", OVER_TOLERANCE, "diffusion", "multi_task_dit", "xvla", "eo1", "fastwam"]
+HYBRID = ["tdmpc", "smolvla", "pi0", "diffusion", "multi_task_dit"]
+WITH_ADAMW = ["tdmpc", "smolvla", "pi0", "diffusion", "multi_task_dit", "xvla", "eo1", "fastwam"]
 
 _long = pytest.mark.long
 
@@ -65,14 +65,27 @@ def _gradient_error(ours: dict[str, Tensor], reference: dict[str, Tensor]) -> fl
     )
 
 
+def _drift(policy_type: str, reference: PolicyRecording, **how: Any) -> float:
+    if policy_type not in SENSITIVE:
+        return 0.0
+    nudged = record_policy(policy_type, **how, is_nudged=True)
+    return differences(nudged, reference)["gradients"]
+
+
 def _distance(ours: Tensor, reference: Tensor) -> float:
     return float((ours.double() - reference.double()).abs().max()) if reference.numel() else 0.0
 
 
-def _assert_same(ours: PolicyRecording, reference: PolicyRecording) -> None:
+def _assert_same(ours: PolicyRecording, reference: PolicyRecording, drift: float = 0.0) -> None:
+    """Hold a run against that of one process.
+
+    Args:
+        drift: how far one process's own gradients move when its first weights are another by one rounding each.
+    """
     found = differences(ours, reference)
     assert found["loss"] <= TOLERANCE, found
-    assert found["gradients"] <= TOLERANCE, found
+    assert _gradient_error(ours.gradients[0], reference.gradients[0]) <= TOLERANCE, found
+    assert found["gradients"] <= max(TOLERANCE, drift), found
     assert found["weights"] <= TOLERANCE, found
     assert found["action"] <= 10 * TOLERANCE, found
 
@@ -92,7 +105,7 @@ def test_a_sharded_policy_trains_and_acts_like_one_process(policy_type: str, two
 def test_a_sharded_policy_trains_with_adamw_like_one_process(policy_type: str, two_ranks: RankPool) -> None:
     reference = record_policy(policy_type, "adamw")
     sharded = two_ranks.run(record_policy, policy_type, "adamw", parallelism=ParallelismConfig(dp_shard=2))
-    _assert_same(sharded[0], reference)
+    _assert_same(sharded[0], reference, _drift(policy_type, reference, optimizer="adamw"))
 
 
 @_long
@@ -101,7 +114,7 @@ def test_a_policy_in_replicas_of_shards_trains_like_one_process(policy_type: str
     reference = record_policy(policy_type, batch=4 * SHARE)
     hybrid = ParallelismConfig(dp_replicate=2, dp_shard=2)
     sharded = four_ranks.run(record_policy, policy_type, batch=4 * SHARE, parallelism=hybrid)
-    _assert_same(sharded[0], reference)
+    _assert_same(sharded[0], reference, _drift(policy_type, reference, batch=4 * SHARE))
 
 
 class UntiedInSilence(RecordingRuntime):

@@ -48,8 +48,13 @@ def record_policy(
     parallelism: ParallelismConfig | None = None,
     accelerator: AcceleratorConfig | None = None,
     runtime_class: type[RecordingRuntime] = RecordingRuntime,
+    is_nudged: bool = False,
 ) -> PolicyRecording:
-    """Train a small policy for some updates of `batch` samples on all ranks of this process's group."""
+    """Train a small policy for some updates of `batch` samples on all ranks of this process's group.
+
+    Args:
+        is_nudged: begin with every weight rounded up by one unit in its last place.
+    """
     config = SimpleNamespace(
         accelerator=accelerator or AcceleratorConfig(),
         parallelism=parallelism or ParallelismConfig(),
@@ -61,6 +66,8 @@ def record_policy(
     runtime.recording = recording = PolicyRecording()
     try:
         small = build(policy_type)
+        if is_nudged:
+            _nudge(small.policy)
         trainable = [parameter for parameter in small.policy.parameters() if parameter.requires_grad]
         assert trainable
         policy, made = runtime.prepare(
@@ -77,6 +84,12 @@ def record_policy(
     finally:
         runtime.close()
     return recording
+
+
+@torch.no_grad()
+def _nudge(policy: nn.Module) -> None:
+    for parameter in policy.parameters():
+        parameter.copy_(torch.nextafter(parameter, torch.full_like(parameter, torch.inf)))
 
 
 def _train_one(
