@@ -15,7 +15,7 @@ from lerobot_pipeline.errors import UsageError
 from lerobot_pipeline.experiments.datasets import Dataset
 from lerobot_pipeline.experiments.reading import read_experiment_file
 from lerobot_pipeline.experiments.runs import Run, expand
-from lerobot_pipeline.experiments.schema import EvaluationSection
+from lerobot_pipeline.experiments.schema import EvaluationSection, ResourcesSection
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,19 @@ def shell_flags(values: Mapping[str, Any]) -> str:
 
 def train_resources(run: Run) -> dict[str, Any]:
     """Return what a training job asks for: per node, as schedulers count."""
-    topology, wanted = run.settings.topology, run.settings.resources
+    topology = run.settings.topology
+    return {"nodes": topology.nodes, **_resources(run.settings.resources, topology.processes_per_node)}
+
+
+def evaluation_resources(evaluation: EvaluationSection) -> dict[str, Any]:
+    """Return what a job that plays asks for."""
+    return {"num_processes": evaluation.num_processes, **_resources(evaluation.resources, evaluation.num_processes)}
+
+
+def _resources(wanted: ResourcesSection, num_processes: int) -> dict[str, Any]:
     return {
-        "threads": topology.processes_per_node * wanted.cpus_per_process,
-        "nodes": topology.nodes,
-        "gpu": topology.processes_per_node * wanted.gpus_per_process,
-        "mem_mb": int(topology.processes_per_node * wanted.memory_gb_per_process * 1000),
+        "threads": num_processes * wanted.cpus_per_process,
+        "gpu": num_processes * wanted.gpus_per_process,
+        "mem_mb": int(num_processes * wanted.memory_gb_per_process * 1000),
         "runtime": wanted.runtime,
     }

@@ -86,6 +86,19 @@ class TopologySection(_Section):
         return self
 
 
+class ResourcesSection(_Section):
+    """What a job asks the machine or the cluster for. Never part of a run's science."""
+
+    cpus_per_process: Count = 1
+    """CPU cores for each process."""
+    gpus_per_process: Annotated[int, Field(ge=0)] = 0
+    """GPUs for each process: 0 or 1."""
+    memory_gb_per_process: Annotated[float, Field(gt=0)] = 4.0
+    """Main memory for each process."""
+    runtime: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|h|d)$")] = "1d"
+    """Time limit of a job, with its unit: 30m, 12h, 2d."""
+
+
 class EvaluationSection(_Section):
     """Rollouts of every run's last checkpoint, and of the baselines."""
 
@@ -99,6 +112,10 @@ class EvaluationSection(_Section):
     """Simulators side by side. Changes the speed only."""
     videos: Annotated[int, Field(ge=0)] = 1
     """Episodes of each run that are filmed for the report."""
+    num_processes: Count = 1
+    """Processes that play, each with a policy of its own. Changes the speed only."""
+    resources: ResourcesSection = ResourcesSection()
+    """For the scheduler, as those of training; without a GPU here a cluster evaluates on CPU."""
     baselines: list[Baseline] = []
     """Policies that are no training result, judged on the same starts."""
 
@@ -130,19 +147,6 @@ class PublicationSection(_Section):
         return self
 
 
-class ResourcesSection(_Section):
-    """What a training job asks the machine or the cluster for. Never part of a run's science."""
-
-    cpus_per_process: Count = 1
-    """CPU cores for each training process."""
-    gpus_per_process: Annotated[int, Field(ge=0)] = 0
-    """GPUs for each training process: 0 or 1."""
-    memory_gb_per_process: Annotated[float, Field(gt=0)] = 4.0
-    """Main memory for each training process."""
-    runtime: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|h|d)$")] = "1d"
-    """Time limit of a job, with its unit: 30m, 12h, 2d."""
-
-
 class Experiment(_Section):
     """One experiment: a dataset, a policy, a sweep, and how its runs are judged."""
 
@@ -162,7 +166,7 @@ class Experiment(_Section):
     publish: PublicationSection = PublicationSection()
     """Off by default."""
     resources: ResourcesSection = ResourcesSection()
-    """For the scheduler."""
+    """For the scheduler: what a training job asks for."""
 
     @model_validator(mode="after")
     def _says_each_thing_once(self) -> Self:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lerobot_pipeline.config.request import read_train_request
 from lerobot_pipeline.errors import UsageError
 from lerobot_pipeline.experiments import json_schema
-from lerobot_pipeline.experiments.plan import Plan
+from lerobot_pipeline.experiments.plan import Plan, evaluation_resources
 from lerobot_pipeline.experiments.reading import read_experiment_file
 from lerobot_pipeline.experiments.runs import Run, expand, slug
 from lerobot_pipeline.files import write_json
@@ -209,6 +209,14 @@ def test_no_two_names_share_a_directory(names: list[str]) -> None:
     first, second = map(slug, names)
     assert first != second
     assert all(re.fullmatch(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*", each) for each in (first, second))
+
+
+def test_an_evaluation_asks_for_what_its_processes_need(runs_of: Callable[..., list[Run]]) -> None:
+    played = "evaluate: {env: {type: pusht}, num_processes: 3, resources: {gpus_per_process: 1, cpus_per_process: 2}}"
+    evaluation = runs_of(("evaluate: {env: {type: pusht}}", played))[0].settings.evaluate
+    assert evaluation is not None
+    asked = evaluation_resources(evaluation)
+    assert asked == {"num_processes": 3, "threads": 6, "gpu": 3, "mem_mb": 12000, "runtime": "1d"}
 
 
 @pytest.mark.parametrize("path", EXPERIMENT_FILES, ids=lambda path: path.name)

@@ -53,6 +53,20 @@ def test_a_wrong_key_is_named_in_one_line(
     assert "Traceback" not in result.stdout
 
 
+def test_how_an_evaluation_is_executed_changes_nothing_that_it_is_asked_for(
+    snakemake: Snakemake, tmp_path: Path
+) -> None:
+    shipped = (PROJECT / "config" / "config.yaml").read_text(encoding="utf-8")
+    path, commands = tmp_path / "experiments.yaml", []
+    for processes in ("", "      num_processes: 3\n      resources: {gpus_per_process: 1, runtime: 2h}\n"):
+        path.write_text(shipped.replace("    evaluate:\n", f"    evaluate:\n{processes}"), encoding="utf-8")
+        lines = snakemake("-n", "--configfile", path).stdout.splitlines()
+        commands.append(sorted({line for line in lines if "lerobot-pipeline eval" in line}))
+    one, three = commands
+    assert len(one) > 3
+    assert [line.replace("--eval.num_processes=1 ", "--eval.num_processes=3 ") for line in one] == three
+
+
 def test_nothing_is_written_while_the_workflow_is_planned(snakemake: Snakemake, tmp_path: Path) -> None:
     snakemake("-n", "--configfile", EXPERIMENT_FILES[0])
     assert {path.name for path in tmp_path.iterdir()} <= {".snakemake"}

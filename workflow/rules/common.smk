@@ -33,6 +33,13 @@ def train_resource(name):
     return lambda wildcards: plan.train_resources(run_of(wildcards))[name]
 
 
+def evaluation_resource(name):
+    """What a job that plays asks for."""
+    return lambda wildcards: plan.evaluation_resources(
+        PLAN.first_run(wildcards.experiment).settings.evaluate
+    )[name]
+
+
 def collected(wildcards):
     """The directory of a simulated dataset; other datasets are there already."""
     dataset = PLAN.datasets[wildcards.dataset]

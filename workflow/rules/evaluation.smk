@@ -8,9 +8,13 @@ rule evaluate:
         "<logs>/{experiment}/{run}/evaluate.log",
     benchmark:
         "<benchmarks>/{experiment}/{run}/evaluate.tsv"
+    threads: evaluation_resource("threads")
     resources:
-        mem_mb=4000,
-        runtime="12h",
+        gpu=evaluation_resource("gpu"),
+        mem_mb=evaluation_resource("mem_mb"),
+        runtime=evaluation_resource("runtime"),
+        # A resource, because it changes no number, and a changed param would run the rule again.
+        num_processes=evaluation_resource("num_processes"),
     params:
         checkpoint=lambda wildcards: run_of(wildcards).directory
         / "checkpoints"
@@ -20,6 +24,7 @@ rule evaluate:
         "Evaluating {wildcards.experiment}/{wildcards.run}"
     shell:
         "lerobot-pipeline eval --policy.path={params.checkpoint} {params.flags}"
+        " --eval.num_processes={resources.num_processes}"
         " --output_dir={output.rollouts} --summary={output.summary} >{log} 2>&1"
 
 
@@ -33,13 +38,18 @@ rule evaluate_baseline:
         "<logs>/{experiment}/baselines/{baseline}/evaluate.log",
     benchmark:
         "<benchmarks>/{experiment}/baselines/{baseline}/evaluate.tsv"
+    threads: evaluation_resource("threads")
     resources:
-        mem_mb=4000,
-        runtime="12h",
+        gpu=evaluation_resource("gpu"),
+        mem_mb=evaluation_resource("mem_mb"),
+        runtime=evaluation_resource("runtime"),
+        # A resource, because it changes no number, and a changed param would run the rule again.
+        num_processes=evaluation_resource("num_processes"),
     params:
         flags=baseline_flags,
     message:
         "Evaluating the baseline {wildcards.baseline} of {wildcards.experiment}"
     shell:
         "lerobot-pipeline eval --baseline={wildcards.baseline} {params.flags}"
+        " --eval.num_processes={resources.num_processes}"
         " --output_dir={output.rollouts} --summary={output.summary} >{log} 2>&1"
