@@ -33,6 +33,7 @@ from lerobot_pipeline.checkpoint.state import (
     restore_random_state,
 )
 from lerobot_pipeline.checkpoint.weights import stored_tensors
+from lerobot_pipeline.config.policy_files import SHARDS
 from lerobot_pipeline.config.train import TrainConfig
 from lerobot_pipeline.data.loading import Batch, TrainingData, load_datasets, make_stream, make_training_loader
 from lerobot_pipeline.data.order import MicroBatches, SampleStream
@@ -87,11 +88,12 @@ def assemble(config: TrainConfig, runtime: Runtime, found: Found | None, dataset
     seed = 0 if config.seed is None else config.seed
     _seed_everything(config, seed)
     data = load_datasets(config, dataset_root)
-    bare_policy = _make_policy(config, data, found)
+    later_from = found.pretrained_dir if found is not None else _sharded_start(config, runtime)
+    bare_policy = _make_policy(config, data, found, is_filled_later=later_from is not None)
     preprocessor, postprocessor = _make_processors(config, data, bare_policy, runtime.device, found)
     policy, optimizer = runtime.prepare(bare_policy, partial(_make_optimizer, config))
-    if found is not None:
-        load_weights(runtime.unwrap(policy), found.pretrained_dir)
+    if later_from is not None:
+        load_weights(runtime.unwrap(policy), later_from)
     scheduler = config.scheduler.build(optimizer, config.steps) if config.scheduler is not None else None
     ema = EMA(runtime.unwrap(policy), config.ema.decay) if config.ema.enable else None
     progress = _restore(config, runtime, policy, optimizer, scheduler, ema, found)
@@ -128,14 +130,23 @@ def _seed_everything(config: TrainConfig, seed: int) -> None:
     torch.backends.cudnn.benchmark = not config.cudnn_deterministic
 
 
-def _make_policy(config: TrainConfig, data: TrainingData, found: Found | None) -> Any:
+def _sharded_start(config: TrainConfig, runtime: Runtime) -> Path | None:
+    """Return the directory whose shards fill a new sharded run, each rank reading its own part; None without one."""
+    assert config.policy is not None
+    start = config.policy.pretrained_path
+    if not runtime.topology.is_sharded or config.policy.use_peft or start is None:
+        return None
+    return Path(start) if (Path(start) / SHARDS).is_dir() else None
+
+
+def _make_policy(config: TrainConfig, data: TrainingData, found: Found | None, is_filled_later: bool) -> Any:
     assert config.policy is not None
     if config.policy.use_peft:
         return adapt(config, None if found is None else found.pretrained_dir, partial(_build_policy, config, data))
-    if found is None:
+    if not is_filled_later:
         return _build_policy(config, data)
     start_from = config.policy.pretrained_path
-    # The weights come from the checkpoint; the policy that training began with need not be at hand again.
+    # A checkpoint's weights come once the policy is laid out; what training began with need not be at hand again.
     config.policy.pretrained_path = None
     policy = _build_policy(config, data)
     config.policy.pretrained_path = start_from

@@ -12,7 +12,7 @@ from lerobot_pipeline.checkpoint import layout
 from lerobot_pipeline.checkpoint.manifest import find_damage
 from lerobot_pipeline.checkpoint.reader import find_checkpoint
 from lerobot_pipeline.cli import main
-from lerobot_pipeline.config.policy_files import find_policy
+from lerobot_pipeline.config.policy_files import SHARDS, find_policy
 from lerobot_pipeline.errors import RunFailure, UsageError
 from lerobot_pipeline.phases import Phase
 from tests.damage import each_damage, exit_codes
@@ -153,6 +153,60 @@ def test_every_damage_to_shards_is_found_by_every_command_that_reads(
 def test_shards_are_no_policy_to_act_with_until_they_are_converted(untouched: tuple[Path, State]) -> None:
     with pytest.raises(UsageError, match="convert-dcp --checkpoint_dir="):
         find_policy(untouched[0] / layout.CHECKPOINTS / layout.LAST)
+
+
+@pytest.mark.parametrize("delete", ["true", "false"])
+def test_a_converted_checkpoint_still_resumes(
+    delete: str, untouched: tuple[Path, State], exact_act: list[str], tmp_path: Path, two_ranks: RankPool
+) -> None:
+    run_dir = Path(shutil.copytree(untouched[0], tmp_path / "run", symlinks=True))
+    shutil.rmtree(run_dir / layout.CHECKPOINTS / "000006")
+    step_dir = run_dir / layout.CHECKPOINTS / "000004"
+    assert main(["convert-dcp", f"--checkpoint_dir={step_dir}", f"--delete_dcp={delete}"]) == 0
+    assert (step_dir / layout.PRETRAINED_MODEL / SHARDS).exists() == (delete == "false")
+    assert differing(two_ranks.run(train_and_gather, _flags(exact_act, run_dir))[0], untouched[1]) == []
+
+
+def _train_and_tell_what_was_read(arguments: list[str], path: Path) -> tuple[State, int]:
+    """Train; return the state at the end, and how often LeRobot loaded a file whole."""
+    from safetensors import torch as loading
+
+    counts: list[int] = []
+    load_model = loading.load_model
+
+    def counted(model: object, filename: object, *rest: object, **keywords: object) -> object:
+        counts.append(Path(str(filename)) == path)
+        return load_model(model, filename, *rest, **keywords)  # type: ignore[arg-type]
+
+    from lerobot.policies import pretrained
+
+    pretrained.load_model_as_safetensor = counted  # type: ignore[assignment]
+    try:
+        return train_and_gather(arguments), sum(counts)
+    finally:
+        pretrained.load_model_as_safetensor = load_model
+
+
+def test_a_published_policy_starts_a_sharded_run_from_shards_without_a_full_load(
+    untouched: tuple[Path, State], exact_act: list[str], tmp_path: Path, two_ranks: RankPool
+) -> None:
+    saved = untouched[0] / layout.CHECKPOINTS / "000006" / layout.PRETRAINED_MODEL
+    published = Path(shutil.copytree(saved, tmp_path / "published"))
+    assert main(["convert-dcp", f"--checkpoint_dir={published}", "--delete_dcp=true"]) == 0
+    others = [flag for flag in exact_act if not flag.startswith(("--policy.", "--save_freq"))]
+
+    def trained(name: str) -> tuple[State, int]:
+        flags = [*others, *FSDP, "--save_freq=6", "--policy.device=cpu", f"--policy.path={published}"]
+        flags = [flag if flag != "--steps=6" else "--steps=2" for flag in flags] + [f"--output_dir={tmp_path / name}"]
+        state: tuple[State, int] = two_ranks.run(_train_and_tell_what_was_read, flags, published / layout.WEIGHTS)[0]
+        return state
+
+    from_file, loads = trained("from the file")
+    assert loads == 1
+    assert main(["convert-dcp", f"--checkpoint_dir={published}", "--to_dcp=true"]) == 0
+    from_shards, loads = trained("from shards")
+    assert loads == 0
+    assert differing(from_shards, from_file) == []
 
 
 @pytest.fixture
