@@ -72,6 +72,22 @@ def test_shards_saved_in_the_background_hold_the_same_bits(
     assert differing(ours, theirs) == []
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("checkpoint_format", ["dcp", "safetensors", "safetensors_dcp"])
+def test_replicas_of_shards_saved_in_the_background_go_on_with_the_same_bits(
+    checkpoint_format: str, exact_act: list[str], tmp_path: Path, four_ranks: RankPool
+) -> None:
+    def flags(name: str, *more: str) -> list[str]:
+        hybrid = [f"--checkpoint_format={checkpoint_format}", "--batch_size=1", "--parallelism.dp_replicate=2"]
+        given = _flags(exact_act, tmp_path / name, "--save_freq=1", *hybrid, *more)
+        return list({flag.partition("=")[0]: flag for flag in given}.values())
+
+    whole = four_ranks.run(train_and_gather, flags("whole"))[0]
+    four_ranks.run(train_and_gather, flags("cut", "--async_checkpoint=true", "--stop_at_step=4"))
+    assert find_checkpoint(tmp_path / "cut").step_dir.name == "000004"
+    assert differing(four_ranks.run(train_and_gather, flags("cut", "--async_checkpoint=true"))[0], whole) == []
+
+
 def test_a_sharded_run_that_was_cut_off_ends_as_the_untouched_one(
     untouched: tuple[Path, State], exact_act: list[str], tmp_path: Path, two_ranks: RankPool
 ) -> None:

@@ -56,6 +56,15 @@ def test_a_signal_at_any_phase(
     assert final_files(tmp_path) == untouched
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("phase", ["step:3", "save:1", "save.sync:1"])
+def test_what_is_written_in_the_background_is_whole_before_the_run_ends(
+    phase: str, tiny_act: list[str], tmp_path: Path, untouched: dict[str, bytes]
+) -> None:
+    interrupted([*tiny_act, *LOOKING, "--async_checkpoint=true"], tmp_path, f"{phase}:0:SIGTERM:parent")
+    assert final_files(tmp_path) == untouched
+
+
 def test_a_killed_rank_is_named_and_the_next_start_goes_on(
     tiny_act: list[str], tmp_path: Path, untouched: dict[str, bytes]
 ) -> None:
