@@ -40,6 +40,16 @@ def rng_state_name(rank: int) -> str:
     return RNG_STATE if rank == 0 else f"rng_state_rank_{rank:05d}.safetensors"
 
 
+def named_run(path: Path) -> Path:
+    """Return the run directory that a path to it, or to its `checkpoints`, means. A run may be called that itself."""
+    return path.parent if path.name == CHECKPOINTS and not is_run(path) else path
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory is that of a run which has saved."""
+    return (path / CHECKPOINTS).is_dir()
+
+
 def step_dirs(run_dir: Path) -> list[Path]:
     """Return the checkpoint directories of a run, oldest first, whole or not."""
     root = run_dir / CHECKPOINTS

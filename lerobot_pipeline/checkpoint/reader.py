@@ -96,6 +96,8 @@ def _candidates(path: Path) -> list[Path]:
     """Return the checkpoints that may be meant, oldest first; the last of them is the one that is."""
     if path.is_file():
         path = path.parent
+    if layout.is_run(path):
+        return layout.step_dirs(path)
     if path.name in (layout.PRETRAINED_MODEL, layout.EMA_MODEL):
         path = path.parent
     if path.name == layout.LAST and path.parent.name == layout.CHECKPOINTS:
@@ -104,7 +106,4 @@ def _candidates(path: Path) -> list[Path]:
     if (path / layout.PRETRAINED_MODEL).is_dir():
         siblings = layout.step_dirs(path.resolve().parent.parent)
         return [step for step in siblings if step.name <= path.resolve().name] or [path]
-    if path.name == layout.CHECKPOINTS and not (path / layout.CHECKPOINTS).is_dir():
-        # Not a run that is called so itself.
-        path = path.parent
-    return layout.step_dirs(path)
+    return layout.step_dirs(layout.named_run(path))

@@ -90,7 +90,7 @@ def _existing(path: Path) -> Path:
 
 
 def _last_of_run(path: Path) -> Path:
-    run_dir = path.parent if path.name == layout.CHECKPOINTS else path
+    run_dir = layout.named_run(path)
     last = run_dir / layout.CHECKPOINTS / layout.LAST
     if last.is_symlink():
         return _existing(last)

@@ -43,7 +43,7 @@ def default_run_dir(job_name: str) -> Path:
 def run_dir_of(path: Path) -> Path:
     """Return the run directory that a path into it (a checkpoint, its train_config.json, `last`) belongs to."""
     path = path.resolve()
-    if (path / layout.CHECKPOINTS).is_dir():
+    if layout.is_run(path):
         return path
     return next((parent.parent for parent in [path, *path.parents] if parent.name == layout.CHECKPOINTS), path)
 
