@@ -94,7 +94,7 @@ def _assert_same(ours: PolicyRecording, reference: PolicyRecording, drift: float
 def test_a_sharded_policy_trains_and_acts_like_one_process(policy_type: str, two_ranks: RankPool) -> None:
     reference = record_policy(policy_type)
     first, second = two_ranks.run(record_policy, policy_type, parallelism=ParallelismConfig(dp_shard=2))
-    _assert_same(first, reference)
+    _assert_same(first, reference, _drift(policy_type, reference))
     assert first.units, "it must have wrap units"
     for name, value in first.weights.items():
         assert torch.equal(value, second.weights[name]), f"the ranks drifted apart in {name}"
