@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 
 from lerobot_pipeline.backend import sharding
@@ -154,9 +155,13 @@ def test_replicas_that_are_never_reduced_are_found(four_ranks: RankPool) -> None
 @_long
 def test_weights_that_are_untied_in_silence_are_found(two_ranks: RankPool) -> None:
     reference = record_policy("pi0_fast", runtime_class=UntiedInSilence)  # nothing is split in one process
-    faulty = two_ranks.run(
-        record_policy, "pi0_fast", parallelism=ParallelismConfig(dp_shard=2), runtime_class=UntiedInSilence
-    )
+    how: dict[str, Any] = {"parallelism": ParallelismConfig(dp_shard=2), "runtime_class": UntiedInSilence}
+    if Version(torch.__version__) >= Version("2.15"):
+        # It looks for itself, at the first forward pass.
+        with pytest.raises(RuntimeError, match="is shared with a parameter already managed by another FSDP group"):
+            two_ranks.run(record_policy, "pi0_fast", **how)
+        return
+    faulty = two_ranks.run(record_policy, "pi0_fast", **how)
     head, embedding = (faulty[0].weights[f"model.paligemma_with_expert.paligemma.{name}"] for name in _TIED)
     assert not torch.equal(head, embedding), "they were trained apart, or this fault is none"
     with pytest.raises(AssertionError):
