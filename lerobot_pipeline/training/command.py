@@ -33,8 +33,12 @@ def run(arguments: list[str]) -> int:
             train(request, signals, attempt)
         except BaseException as error:
             attempt.end(Outcome.of(error))
-            if isinstance(error, PipelineError) and not is_main_rank() and attempt.directory is None:
-                # Every rank finds the same fault; torchrun ends them all at the first exit, so let the main rank speak.
+            if isinstance(error, PipelineError) and not is_main_rank():
+                # Mostly every rank finds the same fault, and one line is enough.
+                if directory and Outcome.read(Path(directory), rank_of_this_process()) is not None:
+                    # The launcher says what only this rank has found.
+                    return error.exit_code
+                # torchrun ends all at the first exit, so let the main rank speak.
                 time.sleep(_WAIT_FOR_MAIN_RANK_S)
             raise
         attempt.end(Outcome(EXIT_DONE, "done"))

@@ -22,7 +22,7 @@ from lerobot_pipeline.backend.ranks import Ending, run_ranks
 from lerobot_pipeline.backend.signals import SignalListener
 from lerobot_pipeline.config.reader import decode, load_yaml, parse_flags
 from lerobot_pipeline.config.request import TrainRequest, read_train_request
-from lerobot_pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, Stopped, UsageError
+from lerobot_pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_WRONG_USE, Stopped, UsageError
 from lerobot_pipeline.training.run_directory import ATTEMPT_VARIABLE, Outcome, default_run_dir, new_attempt, run_dir_of
 
 PROCESSES_KEY = "processes_per_node"
@@ -54,9 +54,11 @@ def _launch(arguments: list[str], signals: SignalListener) -> int:
         attempt = new_attempt(run_dir)
         environment = {**os.environ, **visible, ATTEMPT_VARIABLE: str(attempt)}
         endings = run_ranks(training_command(rest), processes, environment, attempt / LOG_FILE, lambda: signals.heard)
-        outcome = _judge(attempt, endings)
+        told_by_main, outcome = Outcome.read(attempt), _judge(attempt, endings)
         outcome.write(attempt)
-    if outcome.exit_code != EXIT_DONE:
+    # What was typed wrongly is told once: the main rank has said it where all ranks found it.
+    is_told = outcome.exit_code == EXIT_WRONG_USE and outcome == told_by_main
+    if outcome.exit_code != EXIT_DONE and not is_told:
         print(f"lerobot-pipeline launch: {outcome.message} (log: {attempt / LOG_FILE})", file=sys.stderr)
     return outcome.exit_code
 
@@ -107,10 +109,14 @@ def _judge(attempt: Path, endings: list[Ending]) -> Outcome:
         return main
     told = {e.rank: main if e.rank == 0 else Outcome.read(attempt, e.rank) for e in failed}
 
-    def is_consequence(ending: Ending) -> tuple[bool, bool]:
-        """Sort what explains the end before what only followed: a rank that loses another one fails too."""
+    def is_consequence(ending: Ending) -> tuple[bool, bool, bool]:
+        """Sort what explains the end before what only followed: a rank that loses another one fails too.
+
+        Where all ranks found the same, the main one has said so already.
+        """
         outcome = told[ending.rank]
-        return ending.was_ended_here, ending.returncode >= 0 and (outcome is None or not outcome.is_explained)
+        is_unexplained = ending.returncode >= 0 and (outcome is None or not outcome.is_explained)
+        return ending.was_ended_here, is_unexplained, ending.returncode < 0 or ending.rank != 0
 
     cause = min(failed, key=is_consequence)
     outcome = told[cause.rank]
