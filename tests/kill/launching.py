@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -36,11 +37,22 @@ def launch(
         path = os.pathsep.join([str(_SIGNALLING), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment |= {"PLANTED": planted, "PYTHONPATH": path}
     process = subprocess.Popen(
-        [*command, *kept, *common], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*command, *kept, *common],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=as_from_a_terminal,
     )
     _, said = process.communicate(timeout=_TIMEOUT_S)
     assert not wait_for_the_rest(run_dir), said[-3000:]
     return process.returncode, said
+
+
+def as_from_a_terminal() -> None:
+    """Put back what `nohup` or a script's background job ignores: a child of theirs never hears these."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def wait_for_the_rest(run_dir: Path) -> list[psutil.Process]:

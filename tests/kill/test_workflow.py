@@ -14,6 +14,8 @@ import pytest
 from tests.workflow.conftest import snakemake_command, workflow_environment
 from tests.workflow.test_runs import wait_for_second_checkpoint, write_experiment
 
+from .launching import as_from_a_terminal
+
 STEPS = 400
 
 
@@ -30,7 +32,13 @@ def test_an_interrupted_workflow_repeats_no_step(to: str, tmp_path: Path) -> Non
     command = snakemake_command(tmp_path, "--configfile", path)
     with (tmp_path / "killed.log").open("w") as log:
         process = subprocess.Popen(
-            command, cwd=tmp_path, env=workflow_environment(), stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=tmp_path,
+            env=workflow_environment(),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=as_from_a_terminal,
         )
         wait_for_second_checkpoint(tmp_path, process)
         family = psutil.Process(process.pid).children(recursive=True)
