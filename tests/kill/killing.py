@@ -20,7 +20,11 @@ PROJECT = Path(__file__).parents[2]
 LAYOUTS = {
     "single": ["--processes_per_node=1", "--batch_size=4"],
     "DDP 2": ["--processes_per_node=2", "--batch_size=2"],
-    "FSDP2 2": ["--processes_per_node=2", "--batch_size=2", "--parallelism.dp_shard=2"],
+    # Written in both forms, so that every write of either is met.
+    "FSDP2 2": [
+        *("--processes_per_node=2", "--batch_size=2", "--parallelism.dp_shard=2"),
+        "--checkpoint_format=safetensors_dcp",
+    ],
 }
 STEPS = 24
 TIMEOUT_S = 420
