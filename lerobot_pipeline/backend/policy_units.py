@@ -55,7 +55,9 @@ REGISTRY: dict[str, PolicyUnits] = {
     "pi0": PolicyUnits(wrap=_PALIGEMMA_PARTS),
     "pi05": PolicyUnits(wrap=_PALIGEMMA_PARTS),
     "pi0_fast": PolicyUnits(wrap=_PALIGEMMA_PARTS),
-    "smolvla": PolicyUnits(wrap=("SmolVLMEncoderLayer", *_LLAMA_PARTS)),
+    "smolvla": PolicyUnits(
+        wrap=("SmolVLMEncoderLayer", "SmolVLMConnector", *_LLAMA_PARTS, "*.embed_tokens", "*.lm_head")
+    ),
     # Its Q functions stay in the root: each rank draws for itself which of them it calls, and a unit that one rank
     # gathers and another does not would make them wait for each other for ever.
     "tdmpc": PolicyUnits(wrap=("TDMPCObservationEncoder", *(f"TDMPCTOLD.{name}" for name in _TDMPC_HEADS))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 from lerobot_pipeline.backend.wrap_units import find_wrap_units, require_untied
 
+from .builders.vision_language import returning
 from .builders.world_model import PoolingVAE
 from .small_policy import features, replaced
 
@@ -69,6 +71,94 @@ def _fastwam() -> nn.Module:
         return modeling_fastwam.FastWAMPolicy(config)
 
 
+def _pi0_fast() -> nn.Module:
+    from lerobot.policies.pi0_fast import modeling_pi0_fast
+    from lerobot.policies.pi0_fast.configuration_pi0_fast import PI0FastConfig
+
+    nothing = returning(SimpleNamespace(bos_token_id=1))
+    with replaced(
+        modeling_pi0_fast,
+        AutoTokenizer=nothing,
+        AutoProcessor=nothing,
+        require_package=lambda *arguments, **keywords: None,
+    ):
+        return modeling_pi0_fast.PI0FastPolicy(_on_meta(PI0FastConfig(**features(image=224))))
+
+
+def _smolvla() -> nn.Module:
+    """With the sizes of SmolVLM2-500M, whose config would be downloaded."""
+    from lerobot.policies.smolvla import modeling_smolvla, smolvlm_with_expert
+    from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
+    from transformers import SmolVLMConfig
+
+    text = {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "vocab_size": 49280}
+    heads = {"num_attention_heads": 15, "num_key_value_heads": 5, "head_dim": 64, "pad_token_id": 2}
+    vision = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+    vlm = SmolVLMConfig(
+        text_config={"model_type": "llama", **text, **heads},
+        vision_config={**vision, "image_size": 512, "patch_size": 16},
+        scale_factor=4,
+        image_token_id=49190,
+        pad_token_id=2,
+    )
+    tokenizer = SimpleNamespace(fake_image_token_id=49189, global_image_token_id=49152)
+    with replaced(
+        smolvlm_with_expert, AutoConfig=returning(vlm), AutoProcessor=returning(SimpleNamespace(tokenizer=tokenizer))
+    ):
+        return modeling_smolvla.SmolVLAPolicy(_on_meta(SmolVLAConfig(**features(image=256))))
+
+
+def _multi_task_dit() -> nn.Module:
+    """With the sizes of CLIP ViT-B/16."""
+    from lerobot.policies.multi_task_dit import modeling_multi_task_dit
+    from lerobot.policies.multi_task_dit.configuration_multi_task_dit import MultiTaskDiTConfig
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPVisionConfig, CLIPVisionModel
+
+    vision = CLIPVisionConfig(patch_size=16)
+    with replaced(
+        modeling_multi_task_dit,
+        CLIPTextModel=returning(lambda: CLIPTextModel(CLIPTextConfig())),
+        CLIPVisionModel=returning(lambda: CLIPVisionModel(vision)),
+    ):
+        return modeling_multi_task_dit.MultiTaskDiTPolicy(_on_meta(MultiTaskDiTConfig(**features(image=224))))
+
+
+def _eo1() -> nn.Module:
+    """With the sizes of Qwen2.5-VL-3B, whose head is tied to its embedding."""
+    from lerobot.policies.eo1.configuration_eo1 import EO1Config
+    from lerobot.policies.eo1.modeling_eo1 import EO1Policy
+
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
+    text = {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "vocab_size": 151936}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 2, "rope_parameters": rope}
+    vision = {"depth": 32, "hidden_size": 1280, "out_hidden_size": 2048, "num_heads": 16, "intermediate_size": 3420}
+    vlm = {"text_config": text | heads, "vision_config": vision, "tie_word_embeddings": True}
+    config = EO1Config(**features(image=224), vlm_config=vlm, dtype="float32", pretrained_path="none")
+    return EO1Policy(_on_meta(config))
+
+
+def _xvla() -> nn.Module:
+    """With the sizes of Florence-2-large."""
+    from lerobot.policies.xvla.configuration_xvla import XVLAConfig
+    from lerobot.policies.xvla.modeling_xvla import XVLAPolicy
+
+    vision = {
+        "embed_dim": [256, 512, 1024, 2048],
+        "depths": [1, 1, 9, 1],
+        "num_heads": [8, 16, 32, 64],
+        "num_groups": [8, 16, 32, 64],
+        "patch_size": [7, 3, 3, 3],
+        "patch_stride": [4, 2, 2, 2],
+        "patch_padding": [3, 1, 1, 1],
+        "patch_prenorm": [False, True, True, True],
+        "projection_dim": 1024,
+    }
+    layers = {"encoder_layers": 12, "decoder_layers": 12, "encoder_attention_heads": 16, "decoder_attention_heads": 16}
+    text = {"d_model": 1024, **layers, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096, "vocab_size": 51289}
+    config = XVLAConfig(**features(image=224), florence_config={"vision_config": vision, "text_config": text})
+    return XVLAPolicy(_on_meta(config))
+
+
 def _on_meta(config: Any) -> Any:
     config.device = "meta"
     return config
@@ -77,10 +167,15 @@ def _on_meta(config: Any) -> Any:
 FULL_SIZE: dict[str, Callable[[], nn.Module]] = {
     "act": _act,
     "diffusion": _diffusion,
+    "eo1": _eo1,
     "fastwam": _fastwam,
+    "multi_task_dit": _multi_task_dit,
     "pi0": _pi0,
     "pi05": _pi05,
+    "pi0_fast": _pi0_fast,
+    "smolvla": _smolvla,
     "vqbet": _vqbet,
+    "xvla": _xvla,
 }
 
 

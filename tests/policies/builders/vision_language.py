@@ -100,7 +100,9 @@ def smolvla() -> SmallPolicy:
         smolvlm_with_expert, AutoConfig=returning(vlm), AutoProcessor=returning(SimpleNamespace(tokenizer=tokenizer))
     ):
         policy = modeling_smolvla.SmolVLAPolicy(config)
-    return SmallPolicy(policy, _language_sample(32, 4), observe)
+    # Its language head is never asked; as a unit it is at least kept in shards.
+    idle = ("*.lm_head",)
+    return SmallPolicy(policy, _language_sample(32, 4), observe, idle_in_training=idle, idle_in_action=idle)
 
 
 @builds("multi_task_dit", patched="both CLIP encoders, which are downloaded")
