@@ -116,7 +116,7 @@ def _judge(attempt: Path, endings: list[Ending]) -> Outcome:
         """
         outcome = told[ending.rank]
         is_unexplained = ending.returncode >= 0 and (outcome is None or not outcome.is_explained)
-        return ending.was_ended_here, is_unexplained, ending.returncode < 0 or ending.rank != 0
+        return ending.was_ended_here, is_unexplained, ending.returncode >= 0 and ending.rank != 0
 
     cause = min(failed, key=is_consequence)
     outcome = told[cause.rank]
