@@ -101,16 +101,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def two_ranks() -> Iterator[RankPool]:
+def two_ranks() -> RankPool:
     """Two gloo ranks."""
-    pool = RankPool(2)
-    yield pool
-    pool.close()
+    return RankPool(2)
 
 
 @pytest.fixture(scope="session")
-def four_ranks() -> Iterator[RankPool]:
+def four_ranks() -> RankPool:
     """Four gloo ranks."""
-    pool = RankPool(4)
-    yield pool
-    pool.close()
+    return RankPool(4)

@@ -6,6 +6,7 @@
 import os
 import signal
 import sys
+import time
 
 _count = 0
 
@@ -19,6 +20,9 @@ def _plant(event, arguments):
         _count += 1
         if _count == int(occurrence):
             os.kill(os.getpid() if target == "self" else os.getppid(), signal.Signals[number])
+            if target == "parent":
+                # A step of milliseconds would be over, and the run with it, before the launcher has passed it on.
+                time.sleep(1)
 
 
 if "PLANTED" in os.environ:
