@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from lerobot_pipeline.cli import main
 
 
@@ -34,12 +36,23 @@ def _versions(original: bytes) -> set[bytes | None]:
     return {*altered, original[:-1], original + b"\0", original[middle:] + original[:middle], None} - {original}
 
 
-def exit_codes(step_dir: Path, out: Path) -> dict[str, int]:
-    """Run, in this process, each command that reads a checkpoint, and return its exit code by what it is for."""
+def require_seen_by_every_reader(step_dir: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fail unless every command that reads a checkpoint refuses each damage of it, in one line with the file's name.
+
+    Args:
+        step_dir: the only checkpoint of its run, so that there is none to go back to.
+        out: a directory that the commands would write, and that must not be there afterwards.
+    """
     commands = {
         "resume": ["train", "--resume=true", f"--config_path={step_dir}"],
         "eval": ["eval", f"--policy.path={step_dir}", "--env.type=pusht", f"--output_dir={out / 'eval'}"],
         "convert": ["convert-dcp", f"--checkpoint_dir={step_dir}"],
         "publish": ["publish", f"--policy.path={step_dir}", f"--output_dir={out / 'published'}"],
     }
-    return {name: main(arguments) for name, arguments in commands.items()}
+    capsys.readouterr()
+    for path in each_damage(step_dir):
+        assert {name: main(arguments) for name, arguments in commands.items()} == dict.fromkeys(commands, 2)
+        told = capsys.readouterr().err.splitlines()
+        assert len(told) == len(commands), told
+        assert all(path.name in line for line in told), told
+    assert not out.exists()

@@ -35,8 +35,8 @@ def run(arguments: list[str]) -> int:
             attempt.end(Outcome.of(error))
             if isinstance(error, PipelineError) and not is_main_rank():
                 # Mostly every rank finds the same fault, and one line is enough.
-                if directory and Outcome.read(Path(directory), rank_of_this_process()) is not None:
-                    # The launcher says what only this rank has found.
+                if directory:
+                    # The launcher reads the record, and says what only this rank has found.
                     return error.exit_code
                 # torchrun ends all at the first exit, so let the main rank speak.
                 time.sleep(_WAIT_FOR_MAIN_RANK_S)

@@ -54,10 +54,11 @@ def _launch(arguments: list[str], signals: SignalListener) -> int:
         attempt = new_attempt(run_dir)
         environment = {**os.environ, **visible, ATTEMPT_VARIABLE: str(attempt)}
         endings = run_ranks(training_command(rest), processes, environment, attempt / LOG_FILE, lambda: signals.heard)
-        told_by_main, outcome = Outcome.read(attempt), _judge(attempt, endings)
+        main = Outcome.read(attempt)
+        outcome = _judge(attempt, main, endings)
         outcome.write(attempt)
     # What was typed wrongly is told once: the main rank has said it where all ranks found it.
-    is_told = outcome.exit_code == EXIT_WRONG_USE and outcome == told_by_main
+    is_told = outcome.exit_code == EXIT_WRONG_USE and outcome == main
     if outcome.exit_code != EXIT_DONE and not is_told:
         print(f"lerobot-pipeline launch: {outcome.message} (log: {attempt / LOG_FILE})", file=sys.stderr)
     return outcome.exit_code
@@ -99,9 +100,12 @@ def _place(request: TrainRequest, rest: list[str]) -> tuple[Path, list[str]]:
     return run_dir, rest
 
 
-def _judge(attempt: Path, endings: list[Ending]) -> Outcome:
-    """Return how the attempt ended, from what the ranks recorded and how their processes ended, first to last."""
-    main = Outcome.read(attempt)
+def _judge(attempt: Path, main: Outcome | None, endings: list[Ending]) -> Outcome:
+    """Return how the attempt ended, from what the ranks recorded and how their processes ended, first to last.
+
+    Args:
+        main: what the main rank recorded.
+    """
     failed = [ending for ending in endings if ending.returncode != EXIT_DONE]
     if not failed:
         return main or Outcome(EXIT_DONE, "done")

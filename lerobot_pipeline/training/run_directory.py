@@ -61,10 +61,9 @@ def require_same_science(found: Found, science: Mapping[str, Any], run_dir: Path
     Raises:
         UsageError: names the first key that differs, both values and the ways out.
     """
-    path = found.state_dir / layout.SCIENCE
-    if not path.is_file():
+    stored = _stored_science(found)
+    if stored is None:
         return
-    stored = files.read_json(path)
     for key in sorted({*stored, *science}):
         if stored.get(key) != science.get(key):
             raise UsageError(
@@ -80,8 +79,7 @@ def require_same_optimizer(found: Found, science: Mapping[str, Any]) -> None:
     Raises:
         UsageError: names the key, both values and the way out.
     """
-    path = found.state_dir / layout.SCIENCE
-    stored = files.read_json(path) if path.is_file() else {}
+    stored = _stored_science(found) or {}
     for key in sorted(key for key in stored if key.startswith("optimizer.") and key != _CLIP_KEY):
         if key in science and stored[key] != science[key]:
             raise UsageError(
@@ -89,6 +87,15 @@ def require_same_optimizer(found: Found, science: Mapping[str, Any]) -> None:
                 f"is {science[key]!r} here, but a run that is resumed keeps its optimizer, which has {stored[key]!r}; "
                 f"begin a new run from these weights with --policy.path={found.pretrained_dir}",
             )
+
+
+def _stored_science(found: Found) -> dict[str, Any] | None:
+    """Return the science of the run that a checkpoint belongs to; LeRobot's checkpoints have none."""
+    path = found.state_dir / layout.SCIENCE
+    if not path.is_file():
+        return None
+    stored: dict[str, Any] = files.read_json(path)
+    return stored
 
 
 def new_attempt(run_dir: Path) -> Path:
