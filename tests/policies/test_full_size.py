@@ -12,7 +12,8 @@ from torch import nn
 
 from lerobot_pipeline.backend.wrap_units import find_wrap_units, require_untied
 
-from .builders.vision_language import returning
+from .builders.paligemma import make_pi0_fast
+from .builders.vision_language import make_multi_task_dit, make_smolvla
 from .builders.world_model import PoolingVAE
 from .small_policy import features, replaced
 
@@ -72,22 +73,13 @@ def _fastwam() -> nn.Module:
 
 
 def _pi0_fast() -> nn.Module:
-    from lerobot.policies.pi0_fast import modeling_pi0_fast
     from lerobot.policies.pi0_fast.configuration_pi0_fast import PI0FastConfig
 
-    nothing = returning(SimpleNamespace(bos_token_id=1))
-    with replaced(
-        modeling_pi0_fast,
-        AutoTokenizer=nothing,
-        AutoProcessor=nothing,
-        require_package=lambda *arguments, **keywords: None,
-    ):
-        return modeling_pi0_fast.PI0FastPolicy(_on_meta(PI0FastConfig(**features(image=224))))
+    return make_pi0_fast(_on_meta(PI0FastConfig(**features(image=224))))
 
 
 def _smolvla() -> nn.Module:
     """With the sizes of SmolVLM2-500M, whose config would be downloaded."""
-    from lerobot.policies.smolvla import modeling_smolvla, smolvlm_with_expert
     from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
     from transformers import SmolVLMConfig
 
@@ -102,25 +94,16 @@ def _smolvla() -> nn.Module:
         pad_token_id=2,
     )
     tokenizer = SimpleNamespace(fake_image_token_id=49189, global_image_token_id=49152)
-    with replaced(
-        smolvlm_with_expert, AutoConfig=returning(vlm), AutoProcessor=returning(SimpleNamespace(tokenizer=tokenizer))
-    ):
-        return modeling_smolvla.SmolVLAPolicy(_on_meta(SmolVLAConfig(**features(image=256))))
+    return make_smolvla(_on_meta(SmolVLAConfig(**features(image=256))), vlm, tokenizer)
 
 
 def _multi_task_dit() -> nn.Module:
     """With the sizes of CLIP ViT-B/16."""
-    from lerobot.policies.multi_task_dit import modeling_multi_task_dit
     from lerobot.policies.multi_task_dit.configuration_multi_task_dit import MultiTaskDiTConfig
-    from transformers import CLIPTextConfig, CLIPTextModel, CLIPVisionConfig, CLIPVisionModel
+    from transformers import CLIPTextConfig, CLIPVisionConfig
 
-    vision = CLIPVisionConfig(patch_size=16)
-    with replaced(
-        modeling_multi_task_dit,
-        CLIPTextModel=returning(lambda: CLIPTextModel(CLIPTextConfig())),
-        CLIPVisionModel=returning(lambda: CLIPVisionModel(vision)),
-    ):
-        return modeling_multi_task_dit.MultiTaskDiTPolicy(_on_meta(MultiTaskDiTConfig(**features(image=224))))
+    config = _on_meta(MultiTaskDiTConfig(**features(image=224)))
+    return make_multi_task_dit(config, CLIPTextConfig(), CLIPVisionConfig(patch_size=16))
 
 
 def _eo1() -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.policies.small_policy import (
     ACTION,
@@ -134,11 +134,9 @@ def pi05() -> SmallPolicy:
         return _with_expert(modeling_pi05.PI05Policy(config))
 
 
-@builds("pi0_fast", patched=f"{_PATCHED}; both tokenizers, and scipy, which only turns tokens into actions")
-def pi0_fast() -> SmallPolicy:
-    """pi0-FAST: next-token prediction. It cannot act here, since turning tokens into actions needs its tokenizer."""
+def make_pi0_fast(config: Any) -> nn.Module:
+    """Return the policy without the tokenizers that it downloads, and with random weights."""
     from lerobot.policies.pi0_fast import modeling_pi0_fast
-    from lerobot.policies.pi0_fast.configuration_pi0_fast import PI0FastConfig
 
     class NoTokenizer:
         bos_token_id = 1
@@ -147,17 +145,23 @@ def pi0_fast() -> SmallPolicy:
         def from_pretrained(cls, *arguments: Any, **keywords: Any) -> NoTokenizer:
             return cls()
 
-    config = PI0FastConfig(**small_features(image=28), **_SIZES)
-    with (
-        _small_configs(modeling_pi0_fast),
-        replaced(
-            modeling_pi0_fast,
-            AutoTokenizer=NoTokenizer,
-            AutoProcessor=NoTokenizer,
-            require_package=lambda *arguments, **keywords: None,
-        ),
+    with replaced(
+        modeling_pi0_fast,
+        AutoTokenizer=NoTokenizer,
+        AutoProcessor=NoTokenizer,
+        require_package=lambda *arguments, **keywords: None,
     ):
-        policy = modeling_pi0_fast.PI0FastPolicy(config)
+        return modeling_pi0_fast.PI0FastPolicy(config)
+
+
+@builds("pi0_fast", patched=f"{_PATCHED}; both tokenizers, and scipy, which only turns tokens into actions")
+def pi0_fast() -> SmallPolicy:
+    """pi0-FAST: next-token prediction. It cannot act here, since turning tokens into actions needs its tokenizer."""
+    from lerobot.policies.pi0_fast import modeling_pi0_fast
+    from lerobot.policies.pi0_fast.configuration_pi0_fast import PI0FastConfig
+
+    with _small_configs(modeling_pi0_fast):
+        policy = make_pi0_fast(PI0FastConfig(**small_features(image=28), **_SIZES))
 
     base = _sample(with_state=False)
 

@@ -64,10 +64,18 @@ def _language_sample(image: int, chunk: int, steps: tuple[int, ...] = ()) -> Any
     return sample
 
 
+def make_smolvla(config: Any, vlm: Any, tokenizer: Any) -> nn.Module:
+    """Return the policy on a vision-language model of the config `vlm`, with random weights."""
+    from lerobot.policies.smolvla import modeling_smolvla, smolvlm_with_expert
+
+    processor = returning(SimpleNamespace(tokenizer=tokenizer))
+    with replaced(smolvlm_with_expert, AutoConfig=returning(vlm), AutoProcessor=processor):
+        return modeling_smolvla.SmolVLAPolicy(config)
+
+
 @builds("smolvla", patched="config and processor of SmolVLM2, which are downloaded")
 def smolvla() -> SmallPolicy:
     """SmolVLA with one layer of joint and one of cross attention, its language model frozen as by default."""
-    from lerobot.policies.smolvla import modeling_smolvla, smolvlm_with_expert
     from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
     from transformers import SmolVLMConfig
 
@@ -96,21 +104,30 @@ def smolvla() -> SmallPolicy:
         num_vlm_layers=2,
         num_steps=2,
     )
-    with replaced(
-        smolvlm_with_expert, AutoConfig=returning(vlm), AutoProcessor=returning(SimpleNamespace(tokenizer=tokenizer))
-    ):
-        policy = modeling_smolvla.SmolVLAPolicy(config)
+    policy = make_smolvla(config, vlm, tokenizer)
     # Its language head is never asked; as a unit it is at least kept in shards.
     idle = ("*.lm_head",)
     return SmallPolicy(policy, _language_sample(32, 4), observe, idle_in_training=idle, idle_in_action=idle)
 
 
+def make_multi_task_dit(config: Any, text: Any, vision: Any) -> nn.Module:
+    """Return the policy on CLIP encoders of the configs `text` and `vision`, with random weights."""
+    from lerobot.policies.multi_task_dit import modeling_multi_task_dit
+    from transformers import CLIPTextModel, CLIPVisionModel
+
+    with replaced(
+        modeling_multi_task_dit,
+        CLIPTextModel=returning(lambda: CLIPTextModel(text)),
+        CLIPVisionModel=returning(lambda: CLIPVisionModel(vision)),
+    ):
+        return modeling_multi_task_dit.MultiTaskDiTPolicy(config)
+
+
 @builds("multi_task_dit", patched="both CLIP encoders, which are downloaded")
 def multi_task_dit() -> SmallPolicy:
     """Multi-task DiT with a camera."""
-    from lerobot.policies.multi_task_dit import modeling_multi_task_dit
     from lerobot.policies.multi_task_dit.configuration_multi_task_dit import MultiTaskDiTConfig
-    from transformers import CLIPTextConfig, CLIPTextModel, CLIPVisionConfig, CLIPVisionModel
+    from transformers import CLIPTextConfig, CLIPVisionConfig
 
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     text = CLIPTextConfig(**sizes, vocab_size=VOCABULARY, max_position_embeddings=8, eos_token_id=2, bos_token_id=1)
@@ -126,12 +143,7 @@ def multi_task_dit() -> SmallPolicy:
         num_inference_steps=2,
         image_crop_shape=None,
     )
-    with replaced(
-        modeling_multi_task_dit,
-        CLIPTextModel=returning(lambda: CLIPTextModel(text)),
-        CLIPVisionModel=returning(lambda: CLIPVisionModel(vision)),
-    ):
-        policy = modeling_multi_task_dit.MultiTaskDiTPolicy(config)
+    policy = make_multi_task_dit(config, text, vision)
 
     def newest(batch: Sample) -> Sample:
         observed = observe(batch)
