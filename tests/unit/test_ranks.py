@@ -26,7 +26,8 @@ with listener.listening():
     while not listener.heard:
         time.sleep(0.02)
     time.sleep(1)
-    print("saved after", listener.heard, flush=True)
+    # In one write: the other rank says the same at the same moment, and their pieces would mix.
+    sys.stdout.write(f"saved after {int(listener.heard)}\\n")
 sys.exit(75)
 """
 
@@ -61,7 +62,8 @@ def test_ranks_do_not_outlive_one_that_was_killed(tmp_path: Path, monkeypatch: p
 def test_what_a_rank_leaves_behind_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "_DRAIN_S", 0.5)
     program = (
-        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid)"
+        "import subprocess, sys; left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "sys.stdout.write(f'{left.pid}\\n')"
     )
     endings, said = run(tmp_path, program)
     assert [ending.returncode for ending in endings] == [0, 0]
